@@ -1,0 +1,33 @@
+/* Philox4x32-10: the counter-based generator behind dropout and generated data. */
+#ifndef RA_CORE_PHILOX_H
+#define RA_CORE_PHILOX_H
+
+#include <stdint.h>
+
+typedef struct ra_philox {
+    uint32_t word[4];
+} ra_philox;
+
+static inline ra_philox ra_philox4x32(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+    uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
+    for (int round = 0; round < 10; round++) {
+        uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
+        uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
+        c1 = (uint32_t)p1;
+        c3 = (uint32_t)p0;
+        c0 = n0;
+        c2 = n2;
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+    return (ra_philox){{c0, c1, c2, c3}};
+}
+
+/* The four draws of dropout for query position x and the lattice places 4*quad .. 4*quad+3 of its keys.
+ * row = batch*Hq + head. Only global quantities enter, so the mask is the same on any number of ranks and any device. */
+static inline ra_philox ra_dropout_draw(uint64_t seed, int64_t x, int64_t quad, uint32_t row, uint32_t branch) {
+    uint32_t high = ((uint32_t)((uint64_t)x >> 32) & 0xfffu) | (((uint32_t)((uint64_t)quad >> 32) & 0xfffu) << 12);
+    return ra_philox4x32(seed, (uint32_t)x, (uint32_t)quad, row, (branch & 0xffu) | (high << 8));
+}
+
+#endif

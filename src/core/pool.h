@@ -1,0 +1,27 @@
+/* A pool of workspaces that are reused between calls. One pool a communicator; not thread-safe. */
+#ifndef RA_CORE_POOL_H
+#define RA_CORE_POOL_H
+
+#include "ringattn.h"
+
+typedef struct ra_pool ra_pool;
+
+ra_pool *ra_pool_create(void); /* NULL: no memory */
+/* Frees the idle blocks and the pool. Blocks still taken are leaked on purpose: a transport may still write to them. */
+void ra_pool_destroy(ra_pool *pool);
+
+/* A block of at least `bytes`, exact size preferred; contents undefined. RA_NOMEM with its sentence. */
+ra_status ra_pool_take(ra_pool *pool, int64_t bytes, void **block);
+void ra_pool_give(ra_pool *pool, void *block);
+/* Frees all idle blocks. */
+void ra_pool_trim(ra_pool *pool);
+
+typedef struct ra_pool_counts {
+    int64_t in_use, peak, idle; /* bytes; in_use and peak count blocks that are taken */
+    int64_t hits, misses;       /* requests served from idle blocks, and not */
+} ra_pool_counts;
+ra_pool_counts ra_pool_read(const ra_pool *pool);
+/* Makes peak start again from in_use. */
+void ra_pool_reset_peak(ra_pool *pool);
+
+#endif

@@ -1,0 +1,71 @@
+/* A rank's link to its peers: framed messages over a transport's raw operations (ra_comm_ops), with deadlines.
+ *
+ * Every message is one buffer: 64 bytes of header, which the link writes and checks, then the payload. Callers hand over buffers
+ * that leave room for the header, so nothing is copied:
+ *
+ *     [ header 64 | payload ... ]
+ *       ^ buf       ^ buf + RA_LINK_HEADER
+ *
+ * Tags number the messages between two ranks; the same (peer, tag) is not in flight twice. The link knows nothing of attention.
+ * After the first failure the link is broken: all later calls return that status. */
+#ifndef RA_TRANSPORT_LINK_H
+#define RA_TRANSPORT_LINK_H
+
+#include "ringattn.h"
+
+#define RA_LINK_HEADER 64
+
+typedef struct ra_link ra_link;
+
+/* Takes ownership of ctx (calls ops->destroy in the end, also when this fails). */
+ra_status ra_link_create(const ra_comm_ops *ops, void *ctx, int rank, int ranks, const char *transport, ra_link **link);
+/* Bounded, never waits for peers; safe for NULL. */
+void ra_link_destroy(ra_link *link);
+
+int ra_link_rank(const ra_link *link);
+int ra_link_size(const ra_link *link);
+const char *ra_link_transport(const ra_link *link);
+ra_status ra_link_set_timeout(ra_link *link, double timeout, double start_timeout);
+void ra_link_set_checksum(ra_link *link, bool payload_crc);
+
+/* An operation in flight, owned by the caller (lives in its arrays, zero = none). */
+typedef struct ra_transfer {
+    void *request; /* NULL: finished or none */
+    char *buffer;
+    int64_t payload; /* bytes expected or sent */
+    int32_t peer;
+    bool receiving;
+    uint64_t tag;
+} ra_transfer;
+
+/* payload >= 0 bytes; buf has RA_LINK_HEADER + payload bytes. `step` is only for messages to people. */
+ra_status ra_link_recv(ra_link *link, int peer, uint64_t tag, int64_t step, void *buf, int64_t payload, ra_transfer *transfer);
+ra_status ra_link_send(ra_link *link, int peer, uint64_t tag, int64_t step, void *buf, int64_t payload, ra_transfer *transfer);
+/* Waits until all are finished. A peer that is silent for the timeout is RA_TIMEOUT, one that is known dead RA_PEER_LOST, a damaged
+ * message RA_PROTOCOL; the sentence names peer, step and phase ("forward", "backward", "plan"). */
+ra_status ra_link_wait(ra_link *link, ra_transfer *transfers, int64_t count, const char *phase);
+/* Lets transfers and heartbeats progress; cheap; never blocks. */
+void ra_link_poll(ra_link *link);
+/* Gives up transfers after an error. False: their buffers must never be freed or reused. */
+bool ra_link_cancel(ra_link *link, ra_transfer *transfers, int64_t count);
+
+/* Every rank contributes `bytes` (equal everywhere) and gets all of them in rank order: all has ranks*bytes. */
+ra_status ra_link_allgather(ra_link *link, const void *mine, void *all, int64_t bytes, const char *phase);
+
+/* Breaks the link here and tells the peers why; never waits. */
+void ra_link_abort(ra_link *link, ra_status status, const char *reason);
+/* RA_OK, or why the link is broken (with the sentence recorded for this thread). */
+ra_status ra_link_status(const ra_link *link);
+
+typedef struct ra_link_counts {
+    int64_t bytes_sent, bytes_received; /* payload */
+    int64_t messages_sent, messages_received;
+    double wait_seconds;
+} ra_link_counts;
+ra_link_counts ra_link_read(const ra_link *link);
+
+/* Raw transports; each fills ops and ctx for ra_link_create. */
+ra_status ra_transport_self(ra_comm_ops *ops, void **ctx);
+ra_status ra_transport_threads(int ranks, ra_comm_ops *ops, void **ctxs);
+
+#endif
