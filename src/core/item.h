@@ -1,0 +1,76 @@
+/* Work items: the words in which the plan tells kernels what to compute.
+ *
+ * A step is a list of work items. An item says that, for a set of KV heads, a progression of query rows meets a progression of
+ * keys, and repeats that at most twice over (segments, residues):
+ *
+ *     for i0 in 0 .. loop[0].repeat-1
+ *       for i1 in 0 .. loop[1].repeat-1
+ *         for each batch entry b, for each KV head index h in 0 .. heads.count-1, for each query head u of its group
+ *           for a in 0 .. q.count-1
+ *             query row  q.row + a*q.row_step + i0*loop[0].q_row + i1*loop[1].q_row   (of this rank's q, out, state)
+ *             position x q.pos + a*q.pos_step + i0*loop[0].q_pos + i1*loop[1].q_pos
+ *             for c in 0 .. k.count-1
+ *               key row    k.row + c*k.row_step + i0*loop[0].k_row + i1*loop[1].k_row  (of the item's k and v views)
+ *               position y k.pos + c*k.pos_step + i0*loop[0].k_pos + i1*loop[1].k_pos
+ *               attended iff x - left <= y <= x + right and key_begin[b] <= y < key_end[b]
+ *
+ * Steps are positive, so the attended keys of a query are always an interval of c: ra_key_interval. The KV head of index h is
+ * heads.start + h*heads.step; the k and v views take the index h, not the head.
+ */
+#ifndef RA_CORE_ITEM_H
+#define RA_CORE_ITEM_H
+
+#include "core/size.h"
+#include "ringattn.h"
+
+#define RA_NO_LIMIT INT64_MAX /* of left and right */
+
+typedef struct ra_item_rows {
+    int64_t row, row_step; /* in the local tensor */
+    int64_t pos, pos_step; /* global positions */
+    int64_t count;
+} ra_item_rows;
+
+typedef struct ra_item_loop {
+    int64_t repeat; /* >= 1 */
+    int64_t q_row, q_pos, k_row, k_pos;
+    int64_t origin; /* shift of ra_item.origin */
+} ra_item_loop;
+
+typedef struct ra_item {
+    int64_t branch;
+    struct {
+        int64_t start, step, count;
+    } heads; /* KV heads */
+    ra_item_rows q, k;
+    ra_item_loop loop[2];
+    int64_t origin, rate;  /* the lattice place of key y, for dropout: floor((y - origin) / rate) */
+    ra_tensor k_view, v_view; /* head stride is per head index */
+    ra_tensor dk_view, dv_view; /* backward: f32 (f64) sums, addressed like k_view; added to */
+} ra_item;
+
+/* What all items of a call share. */
+typedef struct ra_problem {
+    ra_dtype dtype;
+    int64_t batch, heads, kv_heads, head_dim;
+    int64_t rows_q; /* local query rows */
+    double scale;
+    int64_t left, right; /* window, causal folded in; RA_NO_LIMIT */
+    const int64_t *key_begin, *key_end; /* [batch] or NULL */
+    double dropout;
+    uint64_t seed;
+} ra_problem;
+
+/* The keys c in [*begin, *end) that a query at x attends to among kpos + c*kstep, c < count, in batch entry b. */
+static inline void ra_key_interval(const ra_problem *p, int64_t b, int64_t x, int64_t kpos, int64_t kstep, int64_t count,
+                                   int64_t *begin, int64_t *end) {
+    int64_t lo = 0, hi = count; /* positions are within +-2^61, so the differences below cannot overflow */
+    if (p->left != RA_NO_LIMIT) lo = ra_max(lo, ra_ceil_div(x - p->left - kpos, kstep));
+    if (p->right != RA_NO_LIMIT) hi = ra_min(hi, ra_floor_div(x + p->right - kpos, kstep) + 1);
+    if (p->key_begin) lo = ra_max(lo, ra_ceil_div(p->key_begin[b] - kpos, kstep));
+    if (p->key_end) hi = ra_min(hi, ra_ceil_div(p->key_end[b] - kpos, kstep));
+    *begin = lo;
+    *end = ra_max(lo, hi);
+}
+
+#endif
