@@ -1,0 +1,115 @@
+#include "core/pool.h"
+
+#include "core/alloc.h"
+#include "core/size.h"
+#include "core/status.h"
+
+typedef struct block {
+    struct block *next;
+    void *data;
+    int64_t bytes;
+} block;
+
+struct ra_pool {
+    block *taken;
+    block *idle;  /* latest given first */
+    int64_t most; /* bytes taken at once, ever: peak without resets */
+    ra_pool_counts counts;
+};
+
+ra_pool *ra_pool_create(void) { return ra_calloc(sizeof(ra_pool)); }
+
+static void free_list(block **list, bool data_too) {
+    while (*list) {
+        block *b = *list;
+        *list = b->next;
+        if (data_too) ra_free(b->data, b->bytes);
+        ra_free(b, sizeof *b);
+    }
+}
+
+void ra_pool_trim(ra_pool *pool) {
+    free_list(&pool->idle, true);
+    pool->counts.idle = 0;
+}
+
+void ra_pool_destroy(ra_pool *pool) {
+    if (!pool) return;
+    ra_pool_trim(pool);
+    free_list(&pool->taken, false);
+    ra_free(pool, sizeof *pool);
+}
+
+/* The idle block that wastes least, if it wastes less than a quarter. */
+static block **find_idle(ra_pool *pool, int64_t bytes) {
+    int64_t largest = ra_sat_add(bytes, bytes / 4);
+    block **best = NULL;
+    for (block **b = &pool->idle; *b; b = &(*b)->next)
+        if ((*b)->bytes >= bytes && (*b)->bytes <= largest && (!best || (*b)->bytes < (*best)->bytes)) best = b;
+    return best;
+}
+
+static block *new_block(int64_t bytes) {
+    block *b = ra_alloc(sizeof *b);
+    if (!b) return NULL;
+    *b = (block){.data = ra_alloc(bytes), .bytes = bytes};
+    if (b->data) return b;
+    ra_free(b, sizeof *b);
+    return NULL;
+}
+
+ra_status ra_pool_take(ra_pool *pool, int64_t bytes, void **data) {
+    *data = NULL;
+    if (bytes < 0) return ra_fail(RA_INTERNAL, "a workspace of %lld bytes was asked for", (long long)bytes);
+    block **found = find_idle(pool, bytes), *b;
+    if (found) {
+        b = *found;
+        *found = b->next;
+        pool->counts.idle -= b->bytes;
+        pool->counts.hits++;
+    } else {
+        b = new_block(bytes);
+        if (!b && pool->idle) { /* what lies idle may be just what is missing */
+            ra_pool_trim(pool);
+            b = new_block(bytes);
+        }
+        if (!b) return ra_fail(RA_NOMEM, "no memory for a workspace of %lld bytes", (long long)bytes);
+        pool->counts.misses++;
+    }
+    b->next = pool->taken;
+    pool->taken = b;
+    pool->counts.in_use += b->bytes;
+    pool->counts.peak = ra_max(pool->counts.peak, pool->counts.in_use);
+    pool->most = ra_max(pool->most, pool->counts.in_use);
+    *data = b->data;
+    return RA_OK;
+}
+
+/* Idle blocks are worth keeping as far as calls take turns (forward, backward, another plan); twice of what was ever taken at once
+ * is room for that, and a bound. The oldest go first. */
+static void drop_oldest(ra_pool *pool) {
+    while (pool->counts.idle > 2 * pool->most) {
+        block **last = &pool->idle;
+        while ((*last)->next) last = &(*last)->next;
+        pool->counts.idle -= (*last)->bytes;
+        free_list(last, true);
+    }
+}
+
+void ra_pool_give(ra_pool *pool, void *data) {
+    if (!data) return;
+    block **found = &pool->taken;
+    while (*found && (*found)->data != data) found = &(*found)->next;
+    block *b = *found;
+    if (!b) return;
+    *found = b->next;
+    pool->counts.in_use -= b->bytes;
+    pool->counts.idle += b->bytes;
+    b->next = pool->idle;
+    pool->idle = b;
+    drop_oldest(pool);
+}
+
+ra_pool_counts ra_pool_read(const ra_pool *pool) { return pool->counts; }
+
+void ra_pool_reset_peak(ra_pool *pool) { pool->counts.peak = pool->counts.in_use; }
