@@ -1,0 +1,69 @@
+/* The frame of a message: written, and checked field by field. */
+#include <string.h>
+
+#include "core/status.h"
+#include "transport/crc32c.h"
+#include "transport/link_internal.h"
+
+#define MAGIC 0x4e544152u /* "RATN" */
+#define VERSION 1u
+
+static void put(unsigned char *at, uint64_t value, int bytes) {
+    for (int i = 0; i < bytes; i++) at[i] = (unsigned char)(value >> (8 * i));
+}
+
+static uint64_t get(const unsigned char *at, int bytes) {
+    uint64_t value = 0;
+    for (int i = 0; i < bytes; i++) value |= (uint64_t)at[i] << (8 * i);
+    return value;
+}
+
+void ra_header_write(const ra_header *header, void *buf) {
+    unsigned char *at = buf;
+    put(at, MAGIC, 4);
+    put(at + 4, VERSION, 2);
+    put(at + 6, header->flags, 2);
+    put(at + 8, header->sequence, 8);
+    put(at + 16, (uint64_t)header->step, 8);
+    put(at + 24, header->tag, 8);
+    put(at + 32, (uint64_t)header->length, 8);
+    put(at + 40, (uint32_t)header->source, 4);
+    put(at + 44, (uint32_t)header->destination, 4);
+    put(at + 48, header->payload_crc, 4);
+    put(at + 52, 0, 8);
+    put(at + 60, ra_crc32c(0, buf, 60), 4);
+}
+
+ra_status ra_header_read(const void *buf, ra_header *header) {
+    const unsigned char *at = buf;
+    if (get(at, 4) != MAGIC) return ra_fail(RA_PROTOCOL, "the message does not begin with ringattn's mark");
+    if (get(at + 60, 4) != ra_crc32c(0, buf, 60)) return ra_fail(RA_PROTOCOL, "the message's header is damaged (its CRC differs)");
+    if (get(at + 4, 2) != VERSION) {
+        return ra_fail(RA_PROTOCOL, "the message has version %u; this library speaks %u", (unsigned)get(at + 4, 2), VERSION);
+    }
+    *header = (ra_header){.flags = (uint16_t)get(at + 6, 2),
+                          .sequence = get(at + 8, 8),
+                          .step = (int64_t)get(at + 16, 8),
+                          .tag = get(at + 24, 8),
+                          .length = (int64_t)get(at + 32, 8),
+                          .source = (int32_t)(uint32_t)get(at + 40, 4),
+                          .destination = (int32_t)(uint32_t)get(at + 44, 4),
+                          .payload_crc = (uint32_t)get(at + 48, 4)};
+    if ((header->flags & ~RA_HEADER_PAYLOAD_CRC) != 0 || get(at + 52, 8) != 0) {
+        return ra_fail(RA_PROTOCOL, "the message uses header fields that this library does not know");
+    }
+    return RA_OK;
+}
+
+bool ra_seen_mark(ra_seen *seen, uint64_t sequence) {
+    if (sequence < seen->base || sequence - seen->base >= RA_SEEN_WINDOW) return false;
+    uint64_t slot = sequence % RA_SEEN_WINDOW, bit = (uint64_t)1 << (slot % 64);
+    if (seen->bits[slot / 64] & bit) return false;
+    seen->bits[slot / 64] |= bit;
+    for (;;) {
+        uint64_t first = seen->base % RA_SEEN_WINDOW, mask = (uint64_t)1 << (first % 64);
+        if (!(seen->bits[first / 64] & mask)) return true;
+        seen->bits[first / 64] &= ~mask;
+        seen->base++;
+    }
+}

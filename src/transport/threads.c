@@ -1,0 +1,341 @@
+/* Ranks that are threads of one process, and `self`, which is the same with one rank.
+ *
+ * A hub is shared by its ranks. For each (receiver, sender) pair it keeps two queues: sends that wait for a receive, and receives
+ * that wait for a send. Whoever posts the second half of a match copies, straight from the sender's buffer to the receiver's,
+ * outside the lock:
+ *
+ *     waiting --match--> copying --memcpy done--> done        (lock taken for each arrow, not for the copy)
+ *        |
+ *        +-- cancelled, or its peer is gone: the request ends
+ *
+ * Messages up to EAGER bytes are copied when they are sent and belong to the hub from then on, so that a rank may say its last word
+ * and leave. A rank that is destroyed or aborts is `gone`: requests that wait for it fail instead of waiting. */
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/alloc.h"
+#include "core/size.h"
+#include "core/status.h"
+#include "transport/link.h"
+
+#define EAGER 1024
+
+typedef enum state { WAITING, COPYING, DONE } state;
+
+typedef struct request {
+    struct request *next;
+    int owner, peer;
+    bool receiving;
+    bool buffered; /* an eager send: the hub's own, nobody waits for it */
+    state state;
+    ra_status status; /* when done */
+    uint64_t tag;
+    char *buf;
+    size_t bytes, received;
+    int64_t size; /* of this allocation */
+} request;
+
+typedef struct queue {
+    request *head, *tail;
+} queue;
+
+typedef struct pair {
+    queue sends, receives;
+} pair;
+
+typedef struct hub hub;
+
+typedef struct endpoint {
+    hub *hub;
+    int rank;
+    bool gone;
+    pthread_cond_t changed; /* a request of this rank has changed, or somebody is gone */
+} endpoint;
+
+struct hub {
+    pthread_mutex_t mutex;
+    int ranks, alive;
+    endpoint *endpoints;
+    pair *pairs; /* [receiver * ranks + sender] */
+};
+
+static pair *pair_of(hub *h, int receiver, int sender) { return &h->pairs[(int64_t)receiver * h->ranks + sender]; }
+
+static queue *queue_of(hub *h, const request *r) {
+    pair *p = r->receiving ? pair_of(h, r->owner, r->peer) : pair_of(h, r->peer, r->owner);
+    return r->receiving ? &p->receives : &p->sends;
+}
+
+static void append(queue *q, request *r) {
+    r->next = NULL;
+    if (q->tail) q->tail->next = r;
+    else q->head = r;
+    q->tail = r;
+}
+
+static void unlink_request(queue *q, request *r) {
+    request *before = NULL;
+    for (request *at = q->head; at; before = at, at = at->next) {
+        if (at != r) continue;
+        if (before) before->next = at->next;
+        else q->head = at->next;
+        if (q->tail == at) q->tail = before;
+        return;
+    }
+}
+
+static request *find(const queue *q, uint64_t tag) {
+    for (request *at = q->head; at; at = at->next)
+        if (at->tag == tag) return at;
+    return NULL;
+}
+
+static request *new_request(int owner, int peer, uint64_t tag, bool receiving, bool buffered, void *buf, size_t bytes) {
+    int64_t size = (int64_t)sizeof(request) + (buffered ? (int64_t)bytes : 0);
+    request *r = ra_alloc(size);
+    if (!r) return NULL;
+    *r = (request){.owner = owner, .peer = peer, .tag = tag, .receiving = receiving, .buffered = buffered, .buf = buf, .bytes = bytes, .size = size};
+    if (buffered) {
+        r->buf = (char *)(r + 1);
+        if (bytes > 0) memcpy(r->buf, buf, bytes);
+    }
+    return r;
+}
+
+static void free_request(request *r) { ra_free(r, r->size); }
+
+static void finish(hub *h, request *r, ra_status status) {
+    r->state = DONE;
+    r->status = status;
+    pthread_cond_broadcast(&h->endpoints[r->owner].changed);
+}
+
+/* Copies a matched pair and ends both. Called and returns with the lock held; drops it for the copy. */
+static void transfer(hub *h, request *receive, request *send) {
+    receive->state = send->state = COPYING;
+    pthread_mutex_unlock(&h->mutex);
+    size_t bytes = send->bytes < receive->bytes ? send->bytes : receive->bytes;
+    if (bytes > 0) memcpy(receive->buf, send->buf, bytes);
+    pthread_mutex_lock(&h->mutex);
+    receive->received = send->bytes;
+    finish(h, receive, send->bytes > receive->bytes ? RA_PROTOCOL : RA_OK);
+    if (send->buffered) free_request(send);
+    else finish(h, send, RA_OK);
+}
+
+static ra_status check_peer(const endpoint *e, int peer) {
+    if (peer >= 0 && peer < e->hub->ranks) return RA_OK;
+    return ra_fail(RA_INTERNAL, "peer %d is not a rank of 0..%d", peer, e->hub->ranks - 1);
+}
+
+static ra_status post_recv(void *ctx, int peer, uint64_t tag, void *buf, size_t bytes, void **out) {
+    endpoint *e = ctx;
+    hub *h = e->hub;
+    RA_TRY(check_peer(e, peer));
+    request *r = new_request(e->rank, peer, tag, true, false, buf, bytes);
+    if (!r) return ra_fail(RA_NOMEM, "no memory for a receive request");
+    pthread_mutex_lock(&h->mutex);
+    queue *sends = &pair_of(h, e->rank, peer)->sends;
+    request *send = find(sends, tag);
+    if (send) {
+        unlink_request(sends, send);
+        transfer(h, r, send);
+    } else {
+        append(queue_of(h, r), r);
+    }
+    pthread_mutex_unlock(&h->mutex);
+    *out = r;
+    return RA_OK;
+}
+
+static ra_status post_send(void *ctx, int peer, uint64_t tag, const void *buf, size_t bytes, void **out) {
+    endpoint *e = ctx;
+    hub *h = e->hub;
+    RA_TRY(check_peer(e, peer));
+    /* The request that the caller waits for, and for a small message the copy that stays behind. */
+    request *r = new_request(e->rank, peer, tag, false, false, (void *)(uintptr_t)buf, bytes);
+    request *copy = r && bytes <= EAGER ? new_request(e->rank, peer, tag, false, true, (void *)(uintptr_t)buf, bytes) : NULL;
+    if (!r || (bytes <= EAGER && !copy)) {
+        if (r) free_request(r);
+        return ra_fail(RA_NOMEM, "no memory for a send request");
+    }
+    pthread_mutex_lock(&h->mutex);
+    queue *receives = &pair_of(h, peer, e->rank)->receives;
+    request *receive = find(receives, tag);
+    if (receive) unlink_request(receives, receive);
+    if (receive) {
+        transfer(h, receive, copy ? copy : r);
+    } else if (copy && h->endpoints[peer].gone) {
+        free_request(copy);
+    } else {
+        append(queue_of(h, r), copy ? copy : r);
+    }
+    if (copy) r->state = DONE;
+    pthread_mutex_unlock(&h->mutex);
+    *out = r;
+    return RA_OK;
+}
+
+static struct timespec deadline_after(double seconds) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    if (seconds > 1e6) seconds = 1e6;
+    time_t whole = (time_t)seconds;
+    t.tv_sec += whole;
+    t.tv_nsec += (long)((seconds - (double)whole) * 1e9);
+    if (t.tv_nsec >= 1000000000L) {
+        t.tv_nsec -= 1000000000L;
+        t.tv_sec++;
+    }
+    return t;
+}
+
+static ra_status wait_request(void *ctx, void *request_, double seconds, int *done, size_t *received) {
+    endpoint *e = ctx;
+    hub *h = e->hub;
+    request *r = request_;
+    ra_status status = RA_OK;
+    *done = 0;
+    pthread_mutex_lock(&h->mutex);
+    bool timed = false;
+    struct timespec deadline = {0};
+    while (r->state != DONE) {
+        if (r->state == WAITING && (h->endpoints[r->peer].gone || e->gone)) {
+            unlink_request(queue_of(h, r), r);
+            r->state = DONE;
+            r->status = RA_PEER_LOST;
+            break;
+        }
+        if (seconds <= 0) break;
+        if (!timed) deadline = deadline_after(seconds);
+        timed = true;
+        if (pthread_cond_timedwait(&e->changed, &h->mutex, &deadline) == ETIMEDOUT) seconds = 0;
+    }
+    if (r->state == DONE) {
+        status = r->status;
+        if (received) *received = r->received;
+        *done = status == RA_OK;
+    }
+    bool over = r->state == DONE;
+    pthread_mutex_unlock(&h->mutex);
+    if (status == RA_PEER_LOST) ra_fail(status, "rank %d has left", r->peer);
+    if (status == RA_PROTOCOL) ra_fail(status, "rank %d sent %zu bytes to a receive of %zu", r->peer, r->received, r->bytes);
+    if (over) free_request(r);
+    return status;
+}
+
+/* Always able to give the buffer back: a copy under way ends by itself. */
+static ra_status cancel(void *ctx, void *request_) {
+    endpoint *e = ctx;
+    request *r = request_;
+    pthread_mutex_lock(&e->hub->mutex);
+    if (r->state == WAITING) unlink_request(queue_of(e->hub, r), r);
+    else
+        while (r->state != DONE) pthread_cond_wait(&e->changed, &e->hub->mutex);
+    pthread_mutex_unlock(&e->hub->mutex);
+    free_request(r);
+    return RA_OK;
+}
+
+/* With the lock held: from now on nobody waits for this rank. */
+static void leave(endpoint *e) {
+    if (e->gone) return;
+    e->gone = true;
+    for (int rank = 0; rank < e->hub->ranks; rank++) pthread_cond_broadcast(&e->hub->endpoints[rank].changed);
+}
+
+static void abort_rank(void *ctx, ra_status status) {
+    (void)status;
+    endpoint *e = ctx;
+    pthread_mutex_lock(&e->hub->mutex);
+    leave(e);
+    pthread_mutex_unlock(&e->hub->mutex);
+}
+
+static void free_queue(queue *q) {
+    for (request *at = q->head; at;) {
+        request *next = at->next;
+        free_request(at);
+        at = next;
+    }
+    *q = (queue){0};
+}
+
+static void free_hub(hub *h) {
+    int64_t count = (int64_t)h->ranks * h->ranks;
+    for (int64_t i = 0; i < count; i++) {
+        free_queue(&h->pairs[i].sends);
+        free_queue(&h->pairs[i].receives);
+    }
+    for (int rank = 0; rank < h->ranks; rank++) pthread_cond_destroy(&h->endpoints[rank].changed);
+    pthread_mutex_destroy(&h->mutex);
+    ra_free(h->pairs, count * (int64_t)sizeof(pair));
+    ra_free(h->endpoints, h->ranks * (int64_t)sizeof(endpoint));
+    ra_free(h, sizeof(hub));
+}
+
+/* Removes what nobody will ever match or wait for: this rank's own requests, and small messages to it. */
+static void purge(queue *q, int owner, bool buffered) {
+    queue kept = {0};
+    for (request *at = q->head; at;) {
+        request *next = at->next;
+        if (buffered ? at->buffered : at->owner == owner && !at->buffered) free_request(at);
+        else append(&kept, at);
+        at = next;
+    }
+    *q = kept;
+}
+
+static void destroy(void *ctx) {
+    endpoint *e = ctx;
+    hub *h = e->hub;
+    pthread_mutex_lock(&h->mutex);
+    leave(e);
+    for (int peer = 0; peer < h->ranks; peer++) {
+        purge(&pair_of(h, e->rank, peer)->receives, e->rank, false);
+        purge(&pair_of(h, e->rank, peer)->sends, e->rank, true);
+        purge(&pair_of(h, peer, e->rank)->sends, e->rank, false);
+    }
+    bool last = --h->alive == 0;
+    pthread_mutex_unlock(&h->mutex);
+    if (last) free_hub(h);
+}
+
+ra_status ra_transport_threads(int ranks, ra_comm_ops *ops, void **ctxs) {
+    int64_t count = (int64_t)ranks * ranks, endpoint_bytes = ranks * (int64_t)sizeof(endpoint);
+    if (ranks < 1 || ranks > 32768) return ra_fail(RA_INVALID, "ranks is %d; it must lie in 1..32768", ranks);
+    hub *h = ra_calloc(sizeof(hub));
+    endpoint *endpoints = ra_calloc(endpoint_bytes);
+    pair *pairs = ra_calloc(count * (int64_t)sizeof(pair));
+    if (!h || !endpoints || !pairs) {
+        ra_free(pairs, count * (int64_t)sizeof(pair));
+        ra_free(endpoints, endpoint_bytes);
+        ra_free(h, sizeof(hub));
+        return ra_fail(RA_NOMEM, "no memory for %d ranks", ranks);
+    }
+    pthread_mutex_init(&h->mutex, NULL);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    for (int rank = 0; rank < ranks; rank++) {
+        endpoints[rank] = (endpoint){.hub = h, .rank = rank};
+        pthread_cond_init(&endpoints[rank].changed, &monotonic);
+        ctxs[rank] = &endpoints[rank];
+    }
+    pthread_condattr_destroy(&monotonic);
+    h->ranks = h->alive = ranks;
+    h->endpoints = endpoints;
+    h->pairs = pairs;
+    *ops = (ra_comm_ops){.struct_size = sizeof(ra_comm_ops),
+                         .post_recv = post_recv,
+                         .post_send = post_send,
+                         .wait = wait_request,
+                         .cancel = cancel,
+                         .abort = abort_rank,
+                         .destroy = destroy};
+    return RA_OK;
+}
+
+ra_status ra_transport_self(ra_comm_ops *ops, void **ctx) { return ra_transport_threads(1, ops, ctx); }
