@@ -1,0 +1,31 @@
+/* Output files that appear whole under their name or not at all.
+ *
+ * An output is written under a temporary name beside its target, with all of its space reserved at the start (a full disk is
+ * found before anything is computed), mapped so that every thread writes its own part, and renamed after the disk has it.
+ * Temporary names are kept in a table that a signal handler may use. */
+#ifndef RA_IO_OUTPUT_H
+#define RA_IO_OUTPUT_H
+
+#include "ringattn.h"
+
+typedef struct ra_output {
+    unsigned char *data; /* the mapped file: header_bytes that are written already, then zeros */
+    int64_t bytes;
+    int fd;
+    int slot; /* in the table of temporary names */
+    char path[4096];
+} ra_output;
+
+/* Creates the temporary file of `bytes` bytes, beginning with the header. RA_IO names the target. */
+ra_status ra_output_create(const char *path, const void *header, int64_t header_bytes, int64_t bytes, ra_output *output);
+/* Hands the bytes to the disk and checks that it took them. */
+ra_status ra_output_sync(ra_output *output);
+/* Gives the file its name and closes the output. */
+ra_status ra_output_publish(ra_output *output);
+/* Removes the temporary file and closes the output; safe after publish and for a zeroed output. */
+void ra_output_discard(ra_output *output);
+
+/* Removes every temporary file of this process that is not yet published; safe in a signal handler. */
+void ra_output_discard_all(void);
+
+#endif
