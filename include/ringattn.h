@@ -167,10 +167,17 @@ RA_API ra_status ra_comm_self(ra_comm **comm);
 /* `ranks` handles in one process; each belongs to one thread of the caller. Destroy each of them, in any order, from any thread. */
 RA_API ra_status ra_comm_threads(int ranks, ra_comm **comms);
 
+/* For ra_comm_ops.flags: only a thread that is inside one of the library's calls may call the ops. Without it a thread of the library
+ * calls them too, a few times a second, so that the rank shows its peers that it lives while it computes or is busy elsewhere; with
+ * it the peers grant this rank the start timeout as its timeout. */
+#define RA_COMM_CALLER_THREAD 1u
+
 /* A caller's own transport. Point-to-point, nonblocking, matched by (peer, tag) in posting order. Calls come from one thread at a
- * time. A request is finished by the first call that reports done = 1 or an error; the library never touches it again. */
+ * time, not always the same. A request is finished by the first call that reports done = 1 or an error; the library never touches
+ * it again. */
 typedef struct ra_comm_ops {
     uint32_t struct_size; /* sizeof(ra_comm_ops) */
+    uint32_t flags;       /* 0 or RA_COMM_CALLER_THREAD */
     /* Starts receiving at most `bytes` into buf. */
     ra_status (*post_recv)(void *ctx, int peer, uint64_t tag, void *buf, size_t bytes, void **request);
     /* Starts sending; buf stays untouched until the request is done. */
