@@ -1,0 +1,138 @@
+#include "kernels/rows.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "core/dtype.h"
+
+typedef struct rows_job {
+    const ra_problem *problem;
+    ra_tensor a, b, c, d, e; /* what each function makes of them is said there */
+    int64_t rows, heads, chunk;
+    bool single;
+    void (*row)(const struct rows_job *job, int64_t batch, int64_t row, int64_t head);
+} rows_job;
+
+static int64_t at(const ra_tensor *t, int64_t batch, int64_t row, int64_t head) {
+    return batch * t->batch + row * t->row + head * t->head;
+}
+
+static void *element(const ra_tensor *t, int64_t size, int64_t batch, int64_t row, int64_t head) {
+    return (char *)t->data + at(t, batch, row, head) * size;
+}
+
+static void rows_task(void *arg, int64_t index, int worker) {
+    (void)worker;
+    const rows_job *job = arg;
+    const int64_t chunks = ra_ceil_div(job->rows, job->chunk);
+    const int64_t batch = index / chunks, begin = index % chunks * job->chunk, end = ra_min(begin + job->chunk, job->rows);
+    for (int64_t row = begin; row < end; row++)
+        for (int64_t head = 0; head < job->heads; head++) job->row(job, batch, row, head);
+}
+
+/* Tasks of about 64 Ki elements, each of whole rows. */
+static void run(rows_job *job, ra_workers *workers) {
+    job->chunk = ra_max(1, 65536 / ra_max(1, job->heads * job->problem->head_dim));
+    ra_workers_run(workers, job->problem->batch * ra_ceil_div(job->rows, job->chunk), rows_task, job, NULL, NULL);
+}
+
+static void store(const ra_tensor *t, ra_dtype dtype, int64_t batch, int64_t row, int64_t head, double value) {
+    const int64_t i = at(t, batch, row, head);
+    if (dtype == RA_F64)
+        ((double *)t->data)[i] = value;
+    else
+        ((float *)t->data)[i] = (float)value;
+}
+
+static double load(const ra_tensor *t, ra_dtype dtype, int64_t batch, int64_t row, int64_t head) {
+    const int64_t i = at(t, batch, row, head);
+    return dtype == RA_F64 ? ((const double *)t->data)[i] : (double)((const float *)t->data)[i];
+}
+
+/* ----------------------------------------------------------------------------------------------------------- fill */
+
+/* a: out or acc, b: lse or m, c: l */
+static void fill_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
+    const ra_dtype dtype = job->problem->dtype;
+    const int64_t size = job->single ? (int64_t)ra_dtype_size(dtype) : ra_state_size(dtype);
+    memset(element(&job->a, size, batch, row, head), 0, (size_t)(job->problem->head_dim * size));
+    if (job->b.data) store(&job->b, dtype, batch, row, head, -INFINITY);
+    if (!job->single) store(&job->c, dtype, batch, row, head, 0);
+}
+
+void ra_rows_fill(const ra_problem *problem, ra_workers *workers, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc, ra_tensor m,
+                  ra_tensor l) {
+    rows_job job = {.problem = problem, .a = single ? out : acc, .b = single ? lse : m, .c = l, .rows = problem->rows_q,
+                    .heads = problem->heads, .single = single, .row = fill_row};
+    run(&job, workers);
+}
+
+/* --------------------------------------------------------------------------------------------------------- finish */
+
+/* a: acc, b: m, c: l, d: out, e: lse */
+static void finish_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
+    const ra_dtype dtype = job->problem->dtype;
+    const int64_t dim = job->problem->head_dim;
+    const double m = load(&job->b, dtype, batch, row, head), l = load(&job->c, dtype, batch, row, head);
+    void *acc = element(&job->a, ra_state_size(dtype), batch, row, head);
+    if (job->e.data) store(&job->e, dtype, batch, row, head, l == 0 ? -INFINITY : m + log(l));
+    void *out = element(&job->d, (int64_t)ra_dtype_size(dtype), batch, row, head);
+    if (dtype == RA_F64) {
+        const double *from = acc;
+        double *to = out;
+        for (int64_t d = 0; d < dim; d++) to[d] = l == 0 ? 0 : from[d] / l;
+        return;
+    }
+    /* By way of a buffer, since acc may be out. */
+    const float *from = acc;
+    float buffer[256];
+    for (int64_t d = 0; d < dim; d++) buffer[d] = l == 0 ? 0 : (float)((double)from[d] / l);
+    ra_convert(out, dtype, buffer, RA_F32, dim);
+}
+
+void ra_rows_finish(const ra_problem *problem, ra_workers *workers, ra_tensor acc, ra_tensor m, ra_tensor l, ra_tensor out,
+                    ra_tensor lse) {
+    rows_job job = {.problem = problem, .a = acc, .b = m, .c = l, .d = out, .e = lse, .rows = problem->rows_q,
+                    .heads = problem->heads, .row = finish_row};
+    run(&job, workers);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- delta */
+
+/* a: dout, b: out, c: dlse, d: delta. Summed in double: delta is subtracted from what nearly equals it. */
+static void delta_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
+    const ra_dtype dtype = job->problem->dtype;
+    const int64_t size = (int64_t)ra_dtype_size(dtype), dim = job->problem->head_dim;
+    double sum = 0;
+    if (dtype == RA_F64) {
+        const double *x = element(&job->a, size, batch, row, head), *y = element(&job->b, size, batch, row, head);
+        for (int64_t d = 0; d < dim; d++) sum += x[d] * y[d];
+    } else {
+        float x[256], y[256];
+        ra_convert(x, RA_F32, element(&job->a, size, batch, row, head), dtype, dim);
+        ra_convert(y, RA_F32, element(&job->b, size, batch, row, head), dtype, dim);
+        for (int64_t d = 0; d < dim; d++) sum += (double)x[d] * (double)y[d];
+    }
+    if (job->c.data) sum -= load(&job->c, dtype, batch, row, head);
+    store(&job->d, dtype, batch, row, head, sum);
+}
+
+void ra_rows_delta(const ra_problem *problem, ra_workers *workers, ra_tensor dout, ra_tensor out, ra_tensor dlse, ra_tensor delta) {
+    rows_job job = {.problem = problem, .a = dout, .b = out, .c = dlse, .d = delta, .rows = problem->rows_q, .heads = problem->heads,
+                    .row = delta_row};
+    run(&job, workers);
+}
+
+/* -------------------------------------------------------------------------------------------------------- convert */
+
+/* a: dst, b: src */
+static void convert_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
+    const ra_dtype dtype = job->problem->dtype;
+    ra_convert(element(&job->a, (int64_t)ra_dtype_size(dtype), batch, row, head), dtype,
+               element(&job->b, ra_state_size(dtype), batch, row, head), dtype == RA_F64 ? RA_F64 : RA_F32, job->problem->head_dim);
+}
+
+void ra_rows_convert(const ra_problem *problem, ra_workers *workers, ra_tensor dst, ra_tensor src, int64_t rows, int64_t heads) {
+    rows_job job = {.problem = problem, .a = dst, .b = src, .rows = rows, .heads = heads, .row = convert_row};
+    run(&job, workers);
+}

@@ -1,0 +1,50 @@
+/* The reference kernels: every problem, every machine. Plain C; what is faster has to agree with them. */
+#include <math.h>
+#include <string.h>
+
+#include "core/dtype.h"
+#include "core/philox.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/exp.h"
+#include "kernels/cpu/step.h"
+
+enum { RA_MAX_DIM = 256, ROWS = 32, KEYS = 128, BACKWARD_ROWS = 128 };
+
+#define real float
+#define REAL_TYPE RA_F32
+#define NAME(x) f32_##x
+static float f32_exp(float x) { return ra_exp_f32(x); }
+#include "kernels/cpu/scalar_tile.h"
+#undef real
+#undef REAL_TYPE
+#undef NAME
+
+#define real double
+#define REAL_TYPE RA_F64
+#define NAME(x) f64_##x
+static double f64_exp(double x) { return exp(x); }
+#include "kernels/cpu/scalar_tile.h"
+#undef real
+#undef REAL_TYPE
+#undef NAME
+
+static int64_t forward_space(const ra_problem *problem) {
+    return ra_round_up(problem->dtype == RA_F64 ? (int64_t)sizeof(f64_forward_space) : (int64_t)sizeof(f32_forward_space), 64);
+}
+
+static int64_t backward_space(const ra_problem *problem) {
+    return ra_round_up(problem->dtype == RA_F64 ? (int64_t)sizeof(f64_backward_space) : (int64_t)sizeof(f32_backward_space), 64);
+}
+
+int64_t ra_scalar_forward_scratch(const ra_problem *problem, int workers) { return workers * forward_space(problem); }
+int64_t ra_scalar_backward_scratch(const ra_problem *problem, int workers) { return workers * backward_space(problem); }
+
+ra_status ra_scalar_forward(const ra_forward_step *step) {
+    return ra_cpu_forward(step, step->problem->dtype == RA_F64 ? f64_forward_tile : f32_forward_tile, ROWS,
+                          forward_space(step->problem));
+}
+
+ra_status ra_scalar_backward(const ra_backward_step *step) {
+    return ra_cpu_backward(step, step->problem->dtype == RA_F64 ? f64_backward_tile : f32_backward_tile, BACKWARD_ROWS, KEYS,
+                           backward_space(step->problem));
+}

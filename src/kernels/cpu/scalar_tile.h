@@ -1,0 +1,237 @@
+/* The scalar tiles for one type of arithmetic. Included by scalar.c, once with real = float and once with real = double, and with
+ * NAME(x) to tell the functions apart. Rows are handled one by one, each over its own interval of keys, so that a masked key is never
+ * part of any arithmetic. Loops run over consecutive keys or over the head dimension: the compiler vectorises them.
+ *
+ * Keys come in blocks; within a block sums are of type real, and the running sums over blocks are double, so that the error does not
+ * grow with the number of keys.
+ */
+
+/* Copies one row to real. */
+static void NAME(load)(real *dst, const void *base, ra_dtype dtype, int64_t offset, int64_t count) {
+    ra_convert(dst, REAL_TYPE, (const char *)base + offset * (int64_t)ra_dtype_size(dtype), dtype, count);
+}
+
+/* Keys [begin, end) of a view as rows: dst[key][d]. */
+static void NAME(gather)(real *restrict dst, const ra_place *place, const ra_tensor *view, int64_t begin, int64_t end) {
+    const int64_t dim = place->problem->head_dim;
+    for (int64_t c = begin; c < end; c++)
+        NAME(load)(dst + (c - begin) * dim, view->data, place->problem->dtype, ra_place_key_at(place, view, c), dim);
+}
+
+/* The same as columns: dst[d][key], a row of KEYS keys. */
+static void NAME(gather_columns)(real *restrict dst, const ra_place *place, const ra_tensor *view, int64_t begin, int64_t end) {
+    const int64_t dim = place->problem->head_dim;
+    real row[RA_MAX_DIM];
+    for (int64_t c = begin; c < end; c++) {
+        NAME(load)(row, view->data, place->problem->dtype, ra_place_key_at(place, view, c), dim);
+        for (int64_t d = 0; d < dim; d++) dst[d * KEYS + (c - begin)] = row[d];
+    }
+}
+
+/* dots[j] = sum over d of x[d] * columns[d][j], for j in [begin, end). */
+static void NAME(dots)(real *restrict dots, const real *restrict x, const real *restrict columns, int64_t dim, int64_t begin,
+                       int64_t end) {
+    for (int64_t j = begin; j < end; j++) dots[j] = 0;
+    int64_t d = 0;
+    for (; d + 4 <= dim; d += 4) {
+        const real x0 = x[d], x1 = x[d + 1], x2 = x[d + 2], x3 = x[d + 3];
+        const real *restrict column = columns + d * KEYS;
+        for (int64_t j = begin; j < end; j++)
+            dots[j] += (x0 * column[j] + x1 * column[KEYS + j]) + (x2 * column[2 * KEYS + j] + x3 * column[3 * KEYS + j]);
+    }
+    for (; d < dim; d++) {
+        const real x0 = x[d];
+        for (int64_t j = begin; j < end; j++) dots[j] += x0 * columns[d * KEYS + j];
+    }
+}
+
+/* y += sum over j in [begin, end) of w[j] * rows[j]. */
+static void NAME(combine)(real *restrict y, const real *restrict w, const real *restrict rows, int64_t dim, int64_t begin,
+                          int64_t end) {
+    int64_t j = begin;
+    for (; j + 4 <= end; j += 4) {
+        const real w0 = w[j], w1 = w[j + 1], w2 = w[j + 2], w3 = w[j + 3];
+        const real *restrict row = rows + j * dim;
+        for (int64_t d = 0; d < dim; d++)
+            y[d] += (w0 * row[d] + w1 * row[dim + d]) + (w2 * row[2 * dim + d] + w3 * row[3 * dim + d]);
+    }
+    for (; j < end; j++)
+        for (int64_t d = 0; d < dim; d++) y[d] += w[j] * rows[j * dim + d];
+}
+
+/* rows[j] += w[j] * x, for j in [begin, end). */
+static void NAME(spread)(real *restrict rows, const real *restrict w, const real *restrict x, int64_t dim, int64_t begin,
+                         int64_t end) {
+    for (int64_t j = begin; j < end; j++)
+        for (int64_t d = 0; d < dim; d++) rows[j * dim + d] += w[j] * x[d];
+}
+
+/* factors[j] = 1/(1-p) where dropout keeps key first + j of row r, else 0, for j in [begin, end). */
+static void NAME(dropout)(real *factors, const ra_place *place, int64_t r, int64_t first, int64_t begin, int64_t end) {
+    const ra_problem *problem = place->problem;
+    const uint32_t threshold = (uint32_t)(problem->dropout * 4294967296.0);
+    const real keep = (real)(1 / (1 - problem->dropout));
+    const uint32_t row = (uint32_t)(place->batch * problem->heads + ra_place_head(place, r));
+    const int64_t x = ra_place_pos(place, r);
+    ra_philox draw = {{0}};
+    int64_t quad = INT64_MIN;
+    for (int64_t j = begin; j < end; j++) {
+        const int64_t y = place->k.pos + (first + j) * place->k.pos_step;
+        const int64_t lattice = ra_floor_div(y - place->origin, place->item->rate);
+        if (lattice >> 2 != quad) {
+            quad = lattice >> 2;
+            draw = ra_dropout_draw(problem->seed, x, quad, row, (uint32_t)place->item->branch);
+        }
+        factors[j] = draw.word[lattice & 3] >= threshold ? keep : 0;
+    }
+}
+
+/* Scratch of a worker, forward. */
+typedef struct NAME(forward_space) {
+    real keys[RA_MAX_DIM * KEYS], values[KEYS * RA_MAX_DIM];
+    real q[ROWS * RA_MAX_DIM];
+    double acc[ROWS * RA_MAX_DIM];
+    double m[ROWS], l[ROWS];
+    int64_t begin[ROWS], end[ROWS];
+    real scores[KEYS], factors[KEYS], sum[RA_MAX_DIM];
+} NAME(forward_space);
+
+/* Row r of the tile meets keys [begin, end) of the block that starts at key `first`. */
+static void NAME(forward_row)(NAME(forward_space) * s, const ra_place *place, int64_t r, int64_t row, int64_t first, int64_t begin,
+                              int64_t end) {
+    const int64_t dim = place->problem->head_dim;
+    const real scale = (real)place->problem->scale;
+    double *acc = s->acc + r * dim;
+    NAME(dots)(s->scores, s->q + r * dim, s->keys, dim, begin, end);
+    real m = (real)s->m[r];
+    for (int64_t j = begin; j < end; j++) {
+        s->scores[j] *= scale;
+        m = s->scores[j] > m ? s->scores[j] : m;
+    }
+    /* While every score is -inf (or not a number) weights are taken relative to 0: exp gives 0, and NaN stays NaN. */
+    const real base = m == -(real)INFINITY ? 0 : m;
+    double l = 0;
+    for (int64_t j = begin; j < end; j++) s->scores[j] = NAME(exp)(s->scores[j] - base);
+    for (int64_t j = begin; j < end; j++) l += (double)s->scores[j];
+    if (place->problem->dropout > 0) {
+        NAME(dropout)(s->factors, place, row, first, begin, end);
+        for (int64_t j = begin; j < end; j++) s->scores[j] *= s->factors[j];
+    }
+    for (int64_t d = 0; d < dim; d++) s->sum[d] = 0;
+    NAME(combine)(s->sum, s->scores, s->values, dim, begin, end);
+    const double shrink = s->m[r] == (double)m ? 1 : exp(s->m[r] - (double)base);
+    for (int64_t d = 0; d < dim; d++) acc[d] = acc[d] * shrink + (double)s->sum[d];
+    s->l[r] = s->l[r] * shrink + l;
+    s->m[r] = (double)m;
+}
+
+static void NAME(forward_tile)(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
+    NAME(forward_space) *s = scratch;
+    const ra_problem *problem = place->problem;
+    const int64_t dim = problem->head_dim;
+    for (int64_t r = begin; r < end; r++) {
+        const int64_t i = r - begin;
+        NAME(load)(s->q + i * dim, step->q.data, problem->dtype, ra_place_at(place, &step->q, r), dim);
+        ra_place_interval(place, r, &s->begin[i], &s->end[i]);
+        s->m[i] = -INFINITY;
+        s->l[i] = 0;
+        for (int64_t d = 0; d < dim; d++) s->acc[i * dim + d] = 0;
+        if (step->single) continue;
+        const real *acc = (const real *)step->acc.data + ra_place_at(place, &step->acc, r);
+        s->m[i] = (double)((const real *)step->m.data)[ra_place_at(place, &step->m, r)];
+        s->l[i] = (double)((const real *)step->l.data)[ra_place_at(place, &step->l, r)];
+        for (int64_t d = 0; d < dim; d++) s->acc[i * dim + d] = (double)acc[d];
+    }
+    int64_t low, high;
+    ra_place_hull(place, begin, end, &low, &high);
+    for (int64_t first = low; first < high; first += KEYS) {
+        const int64_t last = ra_min(first + KEYS, high);
+        NAME(gather_columns)(s->keys, place, &place->item->k_view, first, last);
+        NAME(gather)(s->values, place, &place->item->v_view, first, last);
+        for (int64_t i = 0; i < end - begin; i++) {
+            const int64_t b = ra_max(s->begin[i], first) - first, e = ra_min(s->end[i], last) - first;
+            if (b < e) NAME(forward_row)(s, place, i, begin + i, first, b, e);
+        }
+    }
+    for (int64_t r = begin; r < end; r++) {
+        const int64_t i = r - begin;
+        const double *acc = s->acc + i * dim;
+        if (!step->single) {
+            real *to = (real *)step->acc.data + ra_place_at(place, &step->acc, r);
+            for (int64_t d = 0; d < dim; d++) to[d] = (real)acc[d];
+            ((real *)step->m.data)[ra_place_at(place, &step->m, r)] = (real)s->m[i];
+            ((real *)step->l.data)[ra_place_at(place, &step->l, r)] = (real)s->l[i];
+            continue;
+        }
+        const bool empty = s->l[i] == 0;
+        for (int64_t d = 0; d < dim; d++) s->sum[d] = empty ? 0 : (real)(acc[d] / s->l[i]);
+        ra_convert((char *)step->out.data + ra_place_at(place, &step->out, r) * (int64_t)ra_dtype_size(problem->dtype),
+                   problem->dtype, s->sum, REAL_TYPE, dim);
+        if (step->lse.data)
+            ((real *)step->lse.data)[ra_place_at(place, &step->lse, r)] = empty ? -(real)INFINITY : (real)(s->m[i] + log(s->l[i]));
+    }
+}
+
+/* Scratch of a worker, backward. */
+typedef struct NAME(backward_space) {
+    real key_columns[RA_MAX_DIM * KEYS], value_columns[RA_MAX_DIM * KEYS], keys[KEYS * RA_MAX_DIM];
+    real dk[KEYS * RA_MAX_DIM], dv[KEYS * RA_MAX_DIM];
+    real q[RA_MAX_DIM], dout[RA_MAX_DIM], dq[RA_MAX_DIM];
+    real p[KEYS], ds[KEYS], factors[KEYS];
+} NAME(backward_space);
+
+static void NAME(backward_row)(const ra_backward_step *step, NAME(backward_space) * s, const ra_place *place, int64_t r, int64_t first,
+                               int64_t begin, int64_t end) {
+    const ra_problem *problem = place->problem;
+    const int64_t dim = problem->head_dim;
+    const real scale = (real)problem->scale;
+    const real lse = ((const real *)step->lse.data)[ra_place_at(place, &step->lse, r)];
+    const real delta = ((const real *)step->delta.data)[ra_place_at(place, &step->delta, r)];
+    if (lse == -(real)INFINITY) return; /* no key, or none that counts */
+    NAME(load)(s->q, step->q.data, problem->dtype, ra_place_at(place, &step->q, r), dim);
+    NAME(load)(s->dout, step->dout.data, problem->dtype, ra_place_at(place, &step->dout, r), dim);
+    NAME(dots)(s->p, s->q, s->key_columns, dim, begin, end);
+    NAME(dots)(s->ds, s->dout, s->value_columns, dim, begin, end);
+    for (int64_t j = begin; j < end; j++) s->p[j] = NAME(exp)(s->p[j] * scale - lse);
+    if (problem->dropout > 0) {
+        NAME(dropout)(s->factors, place, r, first, begin, end);
+        for (int64_t j = begin; j < end; j++) {
+            s->ds[j] = scale * (s->p[j] * (s->factors[j] * s->ds[j] - delta));
+            s->p[j] *= s->factors[j];
+        }
+    } else {
+        for (int64_t j = begin; j < end; j++) s->ds[j] = scale * (s->p[j] * (s->ds[j] - delta));
+    }
+    for (int64_t d = 0; d < dim; d++) s->dq[d] = 0;
+    NAME(combine)(s->dq, s->ds, s->keys, dim, begin, end);
+    NAME(spread)(s->dk, s->ds, s->q, dim, begin, end);
+    NAME(spread)(s->dv, s->p, s->dout, dim, begin, end);
+    real *dq = (real *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, r);
+    for (int64_t d = 0; d < dim; d++) dq[d] += s->dq[d];
+}
+
+static void NAME(backward_tile)(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
+                                int64_t last, void *scratch) {
+    NAME(backward_space) *s = scratch;
+    const int64_t dim = place->problem->head_dim;
+    NAME(gather_columns)(s->key_columns, place, &place->item->k_view, first, last);
+    NAME(gather_columns)(s->value_columns, place, &place->item->v_view, first, last);
+    NAME(gather)(s->keys, place, &place->item->k_view, first, last);
+    memset(s->dk, 0, (size_t)((last - first) * dim) * sizeof(real));
+    memset(s->dv, 0, (size_t)((last - first) * dim) * sizeof(real));
+    for (int64_t r = begin; r < end; r++) {
+        int64_t b, e;
+        ra_place_interval(place, r, &b, &e);
+        b = ra_max(b, first) - first;
+        e = ra_min(e, last) - first;
+        if (b < e) NAME(backward_row)(step, s, place, r, first, b, e);
+    }
+    for (int64_t c = first; c < last; c++) {
+        real *dk = (real *)place->item->dk_view.data + ra_place_key_at(place, &place->item->dk_view, c);
+        real *dv = (real *)place->item->dv_view.data + ra_place_key_at(place, &place->item->dv_view, c);
+        for (int64_t d = 0; d < dim; d++) {
+            dk[d] += s->dk[(c - first) * dim + d];
+            dv[d] += s->dv[(c - first) * dim + d];
+        }
+    }
+}

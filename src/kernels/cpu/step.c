@@ -1,0 +1,211 @@
+#include "kernels/cpu/step.h"
+
+#include "core/status.h"
+
+/* --------------------------------------------------------------------------------------------------------- places */
+
+static int64_t place_count(const ra_problem *problem, const ra_item *item) {
+    if (item->q.count <= 0 || item->k.count < 0) return 0;
+    return item->loop[0].repeat * item->loop[1].repeat * problem->batch * item->heads.count;
+}
+
+static ra_place place_at(const ra_problem *problem, const ra_item *item, int64_t index) {
+    ra_place p = {.problem = problem, .item = item, .q = item->q, .k = item->k, .origin = item->origin};
+    p.kv_index = index % item->heads.count;
+    index /= item->heads.count;
+    p.batch = index % problem->batch;
+    index /= problem->batch;
+    const int64_t turn[2] = {index / item->loop[1].repeat, index % item->loop[1].repeat};
+    for (int i = 0; i < 2; i++) {
+        const ra_item_loop *loop = &item->loop[i];
+        p.q.row += turn[i] * loop->q_row;
+        p.q.pos += turn[i] * loop->q_pos;
+        p.k.row += turn[i] * loop->k_row;
+        p.k.pos += turn[i] * loop->k_pos;
+        p.origin += turn[i] * loop->origin;
+    }
+    p.group = problem->heads / problem->kv_heads;
+    p.head = (item->heads.start + p.kv_index * item->heads.step) * p.group;
+    return p;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- waves */
+
+/* Items that write to the same rows run one after the other, in the order of the list; others side by side. A wave is a run of items
+ * of which no two share a row (judged by the ends of their rows, so sometimes wrongly apart, never wrongly together). */
+
+typedef struct hull {
+    int64_t low, high;
+} hull;
+
+static hull hull_of(const ra_item_rows *rows, int64_t shift0, int64_t shift1) {
+    const int64_t ends[3] = {(rows->count - 1) * rows->row_step, shift0, shift1};
+    hull h = {rows->row, rows->row};
+    for (int i = 0; i < 3; i++) *(ends[i] < 0 ? &h.low : &h.high) += ends[i];
+    return h;
+}
+
+static bool overlap(hull a, hull b) { return a.low <= b.high && b.low <= a.high; }
+
+static bool heads_overlap(const ra_item *a, const ra_item *b) {
+    const hull ha = {a->heads.start, a->heads.start + (a->heads.count - 1) * a->heads.step};
+    const hull hb = {b->heads.start, b->heads.start + (b->heads.count - 1) * b->heads.step};
+    if (!overlap(ha, hb)) return false;
+    return a->heads.step != b->heads.step || ra_mod(ha.low - hb.low, ra_max(a->heads.step, 1)) == 0;
+}
+
+static bool queries_overlap(const ra_item *a, const ra_item *b) {
+    const hull ha = hull_of(&a->q, (a->loop[0].repeat - 1) * a->loop[0].q_row, (a->loop[1].repeat - 1) * a->loop[1].q_row);
+    const hull hb = hull_of(&b->q, (b->loop[0].repeat - 1) * b->loop[0].q_row, (b->loop[1].repeat - 1) * b->loop[1].q_row);
+    return overlap(ha, hb);
+}
+
+static bool keys_overlap(const ra_item *a, const ra_item *b) {
+    if (a->dk_view.data != b->dk_view.data) return true; /* two views may meet in one buffer: no way to tell */
+    const hull ha = hull_of(&a->k, (a->loop[0].repeat - 1) * a->loop[0].k_row, (a->loop[1].repeat - 1) * a->loop[1].k_row);
+    const hull hb = hull_of(&b->k, (b->loop[0].repeat - 1) * b->loop[0].k_row, (b->loop[1].repeat - 1) * b->loop[1].k_row);
+    return overlap(ha, hb);
+}
+
+static int64_t wave_end(const ra_item *items, int64_t begin, int64_t count, bool backward) {
+    int64_t end = begin + 1;
+    for (; end < count; end++)
+        for (int64_t i = begin; i < end; i++)
+            if (heads_overlap(&items[i], &items[end]) &&
+                (queries_overlap(&items[i], &items[end]) || (backward && keys_overlap(&items[i], &items[end]))))
+                return end;
+    return end;
+}
+
+/* -------------------------------------------------------------------------------------------------------- forward */
+
+typedef struct forward_wave {
+    const ra_forward_step *step;
+    const ra_item *items;
+    ra_forward_tile *tile;
+    int64_t rows, scratch;
+} forward_wave;
+
+static int64_t blocks_of(int64_t count, int64_t size) { return ra_ceil_div(count, size); }
+
+static int64_t forward_tiles(const ra_problem *problem, const ra_item *item, int64_t rows) {
+    const int64_t group = problem->heads / problem->kv_heads;
+    return place_count(problem, item) * blocks_of(item->q.count * group, rows);
+}
+
+/* The tiles of a place follow one another, since they read the same keys; the last rows first: under a causal mask they are the heaviest,
+ * and the light ones are left to even out the end. */
+static void forward_task(void *arg, int64_t index, int worker) {
+    const forward_wave *wave = arg;
+    const ra_problem *problem = wave->step->problem;
+    const ra_item *item = wave->items;
+    for (int64_t tiles; index >= (tiles = forward_tiles(problem, item, wave->rows)); item++) index -= tiles;
+    const int64_t blocks = forward_tiles(problem, item, wave->rows) / place_count(problem, item);
+    const ra_place place = place_at(problem, item, index / blocks);
+    const int64_t begin = (blocks - 1 - index % blocks) * wave->rows;
+    const int64_t end = ra_min(begin + wave->rows, ra_place_rows(&place));
+    wave->tile(wave->step, &place, begin, end, (char *)wave->step->scratch + worker * wave->scratch);
+}
+
+ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int64_t rows, int64_t scratch) {
+    for (int64_t begin = 0, end; begin < step->item_count; begin = end) {
+        /* In a single step no row is met twice at all. */
+        end = step->single ? step->item_count : wave_end(step->items, begin, step->item_count, false);
+        forward_wave wave = {step, step->items + begin, tile, rows, scratch};
+        int64_t tiles = 0;
+        for (int64_t i = begin; i < end; i++) tiles += forward_tiles(step->problem, &step->items[i], rows);
+        ra_workers_run(step->workers, tiles, forward_task, &wave, step->poll, step->poll_arg);
+    }
+    return RA_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------- backward */
+
+/* A tile of query rows i and keys j adds to dq of i and to dk, dv of j. In round t the tiles with (i + j) mod rounds = t run: no two
+ * of them share an i or a j, so every sum has one writer at a time and an order that is fixed by the item alone. Along the
+ * anti-diagonals a causal triangle has half a row of tiles in every round, and a window its share: all rounds are equally heavy.
+ *
+ *         j 0 1 2 3
+ *     i 0   0 1 2 3
+ *       1   1 2 3 0      the round of each tile
+ *       2   2 3 0 1
+ *       3   3 0 1 2
+ *
+ * Of many small places each is one task, through all its rounds; else the rounds are run one by one: the order of the sums is the
+ * same. */
+typedef struct backward_wave {
+    const ra_backward_step *step;
+    const ra_item *items;
+    ra_backward_tile *tile;
+    int64_t rows, keys, scratch;
+    int64_t round; /* of this run; -1: a task is a place */
+} backward_wave;
+
+typedef struct grid {
+    int64_t places, query_blocks, key_blocks, rounds;
+} grid;
+
+static grid grid_of(const backward_wave *wave, const ra_item *item) {
+    const ra_problem *problem = wave->step->problem;
+    grid g = {place_count(problem, item), blocks_of(item->q.count * (problem->heads / problem->kv_heads), wave->rows),
+              blocks_of(item->k.count, wave->keys), 0};
+    g.rounds = ra_max(g.query_blocks, g.key_blocks);
+    if (item->k.count <= 0) g.places = 0;
+    return g;
+}
+
+static int64_t tasks_of(const backward_wave *wave, const ra_item *item) {
+    const grid g = grid_of(wave, item);
+    if (wave->round < 0) return g.places;
+    return wave->round < g.rounds ? g.places * g.query_blocks : 0;
+}
+
+static void backward_pair(const backward_wave *wave, const ra_place *place, const grid *g, int64_t i, int64_t round, char *scratch) {
+    const int64_t j = ra_mod(round - i, g->rounds);
+    if (j >= g->key_blocks) return;
+    const int64_t begin = i * wave->rows, end = ra_min(begin + wave->rows, ra_place_rows(place));
+    int64_t low, high;
+    ra_place_hull(place, begin, end, &low, &high);
+    low = ra_max(low, j * wave->keys);
+    high = ra_min(high, (j + 1) * wave->keys);
+    if (low < high) wave->tile(wave->step, place, begin, end, low, high, scratch);
+}
+
+static void backward_task(void *arg, int64_t index, int worker) {
+    const backward_wave *wave = arg;
+    const ra_item *item = wave->items;
+    for (int64_t tasks; index >= (tasks = tasks_of(wave, item)); item++) index -= tasks;
+    const grid g = grid_of(wave, item);
+    char *scratch = (char *)wave->step->scratch + worker * wave->scratch;
+    if (wave->round >= 0) {
+        const ra_place place = place_at(wave->step->problem, item, index / g.query_blocks);
+        backward_pair(wave, &place, &g, index % g.query_blocks, wave->round, scratch);
+        return;
+    }
+    const ra_place place = place_at(wave->step->problem, item, index);
+    for (int64_t round = 0; round < g.rounds; round++)
+        for (int64_t i = 0; i < g.query_blocks; i++) backward_pair(wave, &place, &g, i, round, scratch);
+}
+
+ra_status ra_cpu_backward(const ra_backward_step *step, ra_backward_tile *tile, int64_t rows, int64_t keys, int64_t scratch) {
+    for (int64_t begin = 0, end; begin < step->item_count; begin = end) {
+        end = wave_end(step->items, begin, step->item_count, true);
+        backward_wave wave = {step, step->items + begin, tile, rows, keys, scratch, -1};
+        int64_t places = 0, rounds = 0;
+        for (int64_t i = begin; i < end; i++) {
+            const grid g = grid_of(&wave, &step->items[i]);
+            places += g.places;
+            rounds = ra_max(rounds, g.places > 0 ? g.rounds : 0);
+        }
+        if (places >= 4 * (int64_t)ra_workers_count(step->workers) && rounds <= 8) {
+            ra_workers_run(step->workers, places, backward_task, &wave, step->poll, step->poll_arg);
+            continue;
+        }
+        for (wave.round = 0; wave.round < rounds; wave.round++) {
+            int64_t tasks = 0;
+            for (int64_t i = begin; i < end; i++) tasks += tasks_of(&wave, &step->items[i]);
+            ra_workers_run(step->workers, tasks, backward_task, &wave, step->poll, step->poll_arg);
+        }
+    }
+    return RA_OK;
+}

@@ -1,0 +1,59 @@
+/* The CPU's half of the seam: cuts a step into tiles and hands them to the workers.
+ *
+ * A place is one turn of an item's loops for one batch entry and one KV head: a progression of query rows against one of keys. The
+ * query heads of a group share their keys, so a place counts query rows and heads together: row r of a place is query a = r / group of
+ * the item, head u = r % group. Tiles are intervals of such rows, and in backward intervals of keys as well. All of it is
+ * arithmetic on a tile's number; nothing is listed.
+ */
+#ifndef RA_KERNELS_CPU_STEP_H
+#define RA_KERNELS_CPU_STEP_H
+
+#include "kernels/kernel.h"
+
+typedef struct ra_place {
+    const ra_problem *problem;
+    const ra_item *item;
+    ra_item_rows q, k; /* the item's, with the loops applied */
+    int64_t origin;    /* likewise */
+    int64_t batch;     /* entry */
+    int64_t kv_index;  /* head index of the item's views */
+    int64_t head;      /* first query head of the group */
+    int64_t group;     /* query heads of a KV head */
+} ra_place;
+
+/* Computes rows [begin, end) of a place. scratch is the worker's own, 64-byte aligned. */
+typedef void ra_forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch);
+/* Adds what rows [begin, end) and keys [key_begin, key_end) of a place give each other to dq_acc, dk_view and dv_view. */
+typedef void ra_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t key_begin,
+                              int64_t key_end, void *scratch);
+
+/* Tile sizes travel beside the tile functions. scratch: bytes of a worker. */
+ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int64_t rows, int64_t scratch);
+ra_status ra_cpu_backward(const ra_backward_step *step, ra_backward_tile *tile, int64_t rows, int64_t keys, int64_t scratch);
+
+/* The head of row r, its query's row in q and its position. */
+static inline int64_t ra_place_head(const ra_place *p, int64_t r) { return p->head + r % p->group; }
+static inline int64_t ra_place_row(const ra_place *p, int64_t r) { return p->q.row + r / p->group * p->q.row_step; }
+static inline int64_t ra_place_pos(const ra_place *p, int64_t r) { return p->q.pos + r / p->group * p->q.pos_step; }
+static inline int64_t ra_place_rows(const ra_place *p) { return p->q.count * p->group; }
+/* The offset of row r in a tensor of q's shape (or lse's). */
+static inline int64_t ra_place_at(const ra_place *p, const ra_tensor *t, int64_t r) {
+    return p->batch * t->batch + ra_place_row(p, r) * t->row + ra_place_head(p, r) * t->head;
+}
+/* The offset of key c in one of the item's views. */
+static inline int64_t ra_place_key_at(const ra_place *p, const ra_tensor *t, int64_t c) {
+    return p->batch * t->batch + (p->k.row + c * p->k.row_step) * t->row + p->kv_index * t->head;
+}
+/* The keys [*begin, *end) of row r. */
+static inline void ra_place_interval(const ra_place *p, int64_t r, int64_t *begin, int64_t *end) {
+    ra_key_interval(p->problem, p->batch, ra_place_pos(p, r), p->k.pos, p->k.pos_step, p->k.count, begin, end);
+}
+/* Keys outside [*begin, *end) are met by none of the rows [first, last): intervals move up with the position. */
+static inline void ra_place_hull(const ra_place *p, int64_t first, int64_t last, int64_t *begin, int64_t *end) {
+    int64_t unused;
+    ra_place_interval(p, first, begin, &unused);
+    ra_place_interval(p, last - 1, &unused, end);
+    *end = ra_max(*begin, ra_min(*end, p->k.count)); /* an empty interval may lie beyond the keys */
+}
+
+#endif

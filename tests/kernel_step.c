@@ -1,0 +1,263 @@
+/* Every kernel of the table that runs here, against float64 and against itself. */
+#include "kernel_case.h"
+
+static const ra_dtype dtypes[] = {RA_F32, RA_BF16, RA_F16, RA_F64};
+
+static ra_workers *workers_new(int count) {
+    ra_workers *workers;
+    assert_int_equal(ra_workers_create(count, &workers), RA_OK);
+    return workers;
+}
+
+static void forward_cases(const case_options *options, uint64_t first, int cases) {
+    ra_workers *workers = workers_new(2);
+    for (int t = 0; t < 4; t++)
+        for (int n = 0; n < cases; n++) {
+            const uint64_t seed = first + (uint64_t)n;
+            kernel_case *c = case_new(seed, dtypes[t], options);
+            case_forward_reference(c);
+            for (int i = 0; kernel_at(i, dtypes[t]); i++) {
+                const bool lse = !c->single || n % 4 != 0;
+                case_forward(c, kernel_at(i, dtypes[t]), workers, lse);
+                case_check_forward(c, kernel_at(i, dtypes[t])->name, seed, lse);
+            }
+            case_free(c);
+        }
+    ra_workers_destroy(workers);
+}
+
+static void backward_cases(const case_options *options, uint64_t first, int cases) {
+    ra_workers *workers = workers_new(2);
+    for (int t = 0; t < 4; t++)
+        for (int n = 0; n < cases; n++) {
+            const uint64_t seed = first + (uint64_t)n;
+            kernel_case *c = case_new(seed, dtypes[t], options);
+            case_forward_reference(c);
+            case_backward_reference(c);
+            for (int i = 0; kernel_at(i, dtypes[t]); i++) {
+                case_backward(c, kernel_at(i, dtypes[t]), workers);
+                case_check_backward(c, kernel_at(i, dtypes[t])->name, seed);
+            }
+            case_free(c);
+        }
+    ra_workers_destroy(workers);
+}
+
+static void forward_agrees_with_float64_on_random_items(void **state) {
+    (void)state;
+    forward_cases(&(case_options){.max_rows = 80, .max_keys = 200, .amplitude = 1}, 1, 60);
+}
+
+static void forward_agrees_with_float64_on_scores_of_tens(void **state) {
+    (void)state;
+    forward_cases(&(case_options){.max_rows = 40, .max_keys = 200, .amplitude = 12}, 1000, 30);
+}
+
+static void forward_agrees_with_float64_over_many_key_blocks(void **state) {
+    (void)state;
+    forward_cases(&(case_options){.max_rows = 6, .max_keys = 1500, .amplitude = 1}, 2000, 15);
+}
+
+static void forward_drops_the_same_pairs_as_the_definition(void **state) {
+    (void)state;
+    forward_cases(&(case_options){.max_rows = 40, .max_keys = 150, .amplitude = 1, .dropout = true}, 3000, 20);
+}
+
+static void backward_agrees_with_float64_on_random_items(void **state) {
+    (void)state;
+    backward_cases(&(case_options){.max_rows = 150, .max_keys = 150, .amplitude = 1}, 4000, 40);
+}
+
+static void backward_agrees_with_float64_on_scores_of_tens(void **state) {
+    (void)state;
+    backward_cases(&(case_options){.max_rows = 40, .max_keys = 150, .amplitude = 12}, 5000, 20);
+}
+
+static void backward_agrees_with_float64_over_many_blocks(void **state) {
+    (void)state;
+    backward_cases(&(case_options){.max_rows = 500, .max_keys = 500, .amplitude = 1}, 6000, 6);
+}
+
+static void backward_drops_the_same_pairs_as_forward(void **state) {
+    (void)state;
+    backward_cases(&(case_options){.max_rows = 60, .max_keys = 150, .amplitude = 1, .dropout = true}, 7000, 20);
+}
+
+static void results_do_not_depend_on_the_number_of_workers(void **state) {
+    (void)state;
+    static const int counts[] = {1, 2, 4};
+    const case_options options = {.max_rows = 400, .max_keys = 400, .amplitude = 1};
+    for (int t = 0; t < 4; t++)
+        for (int i = 0; kernel_at(i, dtypes[t]); i++)
+            for (uint64_t seed = 8000; seed < 8006; seed++) {
+                double *first[6] = {0};
+                for (int w = 0; w < 3; w++) {
+                    ra_workers *workers = workers_new(counts[w]);
+                    kernel_case *c = case_new(seed, dtypes[t], &options);
+                    case_forward(c, kernel_at(i, dtypes[t]), workers, true);
+                    double *got[6] = {read_all(&c->out), read_all(&c->lse)};
+                    const guarded *shape[6] = {&c->out, &c->lse, &c->dq, &c->dk[0], &c->dv[0], &c->dk[0]};
+                    for (int64_t b = 0; b < c->problem.batch; b++)
+                        for (int64_t row = 0; row < c->problem.rows_q; row++)
+                            for (int64_t head = 0; head < c->problem.heads; head++) guarded_set(&c->delta, b, row, head, 0, 0.25);
+                    case_backward(c, kernel_at(i, dtypes[t]), workers);
+                    got[2] = read_all(&c->dq);
+                    got[3] = read_all(&c->dk[0]);
+                    got[4] = read_all(&c->dv[0]);
+                    got[5] = read_all(&c->dk[c->item_count - 1]);
+                    if (c->item_count > 1) shape[5] = &c->dk[c->item_count - 1];
+                    for (int k = 0; k < 6; k++) {
+                        const size_t bytes = (size_t)(shape[k]->batches * shape[k]->rows * shape[k]->heads * shape[k]->dim) * 8;
+                        if (w == 0) {
+                            first[k] = got[k];
+                            continue;
+                        }
+                        assert_memory_equal(first[k], got[k], bytes);
+                        free(got[k]);
+                    }
+                    case_free(c);
+                    ra_workers_destroy(workers);
+                }
+                for (int k = 0; k < 6; k++) free(first[k]);
+            }
+}
+
+/* One key of an item turns to NaN (or to infinity): the rows that attend to it feel it, and no others do. */
+static void a_poisoned_row_reaches_only_the_rows_that_attend_to_it(void **state) {
+    (void)state;
+    ra_workers *workers = workers_new(2);
+    for (int t = 0; t < 4; t++)
+        for (uint64_t seed = 9000; seed < 9040; seed++) {
+            const bool backward = seed % 2;
+            kernel_case *c = case_new(seed, dtypes[t], &(case_options){.max_rows = 70, .max_keys = 150, .amplitude = 1});
+            rng r = {.seed = seed + 1};
+            const int64_t row = rng_int(&r, 0, ra_max(c->rows_k - 1, 0));
+            const double poison = rng_one_in(&r, 2) ? NAN : INFINITY;
+            for (int64_t b = 0; c->rows_k > 0 && b < c->problem.batch; b++)
+                for (int64_t head = 0; head < c->v[0].heads; head++) {
+                    guarded_set(&c->v[0], b, row, head, 0, poison);
+                    if (poison != INFINITY) guarded_set(&c->k[0], b, row, head, 0, poison);
+                }
+            case_forward_reference(c);
+            if (backward) case_backward_reference(c);
+            for (int i = 0; kernel_at(i, dtypes[t]); i++) {
+                const ra_kernel *kernel = kernel_at(i, dtypes[t]);
+                if (backward) {
+                    case_backward(c, kernel, workers);
+                    case_check_backward(c, kernel->name, seed);
+                } else {
+                    case_forward(c, kernel, workers, true);
+                    case_check_forward(c, kernel->name, seed, true);
+                }
+            }
+            case_free(c);
+        }
+    ra_workers_destroy(workers);
+}
+
+/* Keys of -inf against queries of positive elements: rows that meet only such keys are empty. */
+static void rows_whose_every_score_is_minus_infinity_are_empty(void **state) {
+    (void)state;
+    ra_workers *workers = workers_new(2);
+    for (int t = 0; t < 4; t++)
+        for (uint64_t seed = 10000; seed < 10016; seed++) {
+            kernel_case *c = case_new(seed, dtypes[t], &(case_options){.max_rows = 40, .max_keys = 70, .amplitude = 1});
+            c->problem.dropout = 0;
+            for (int n = 0; n < c->item_count; n++)
+                for (int64_t b = 0; b < c->problem.batch; b++)
+                    for (int64_t row = 0; row < c->rows_k; row++)
+                        for (int64_t head = 0; head < c->k[n].heads; head++)
+                            if (c->k[n].used[guarded_at(&c->k[n], b, row, head, 0)]) guarded_set(&c->k[n], b, row, head, 0, -INFINITY);
+            for (int64_t b = 0; b < c->problem.batch; b++)
+                for (int64_t row = 0; row < c->problem.rows_q; row++)
+                    for (int64_t head = 0; head < c->problem.heads; head++)
+                        if (c->q.used[guarded_at(&c->q, b, row, head, 0)]) guarded_set(&c->q, b, row, head, 0, 1);
+            case_forward_reference(c);
+            case_backward_reference(c);
+            const int64_t rows = c->problem.batch * c->problem.rows_q * c->problem.heads;
+            for (int64_t i = 0; i < rows; i++) assert_true(c->want_lse[i] == -INFINITY);
+            for (int i = 0; kernel_at(i, dtypes[t]); i++) {
+                const ra_kernel *kernel = kernel_at(i, dtypes[t]);
+                case_forward(c, kernel, workers, true);
+                double *out = read_all(&c->out), *lse = read_all(&c->lse);
+                for (int64_t k = 0; k < rows * c->problem.head_dim; k++) assert_true(out[k] == 0);
+                for (int64_t k = 0; k < rows; k++) assert_true(lse[k] == -INFINITY);
+                case_backward(c, kernel, workers);
+                case_check_backward(c, kernel->name, seed); /* zeros, since every m is zero */
+                free(out);
+                free(lse);
+            }
+            case_free(c);
+        }
+    ra_workers_destroy(workers);
+}
+
+/* sum of dout * out + dlse * lse, by the scalar kernel in float64. */
+static double objective(kernel_case *c, const ra_kernel *kernel, ra_workers *workers, double dlse) {
+    case_forward(c, kernel, workers, true);
+    double sum = 0;
+    for (int64_t b = 0; b < c->problem.batch; b++)
+        for (int64_t row = 0; row < c->problem.rows_q; row++)
+            for (int64_t head = 0; head < c->problem.heads; head++) {
+                const double lse = guarded_get(&c->lse, b, row, head, 0);
+                if (lse == -INFINITY) continue;
+                sum += dlse * lse;
+                for (int64_t d = 0; d < c->problem.head_dim; d++)
+                    sum += guarded_get(&c->dout, b, row, head, d) * guarded_get(&c->out, b, row, head, d);
+            }
+    return sum;
+}
+
+static void gradients_are_the_slopes_of_forward(void **state) {
+    (void)state;
+    ra_workers *workers = workers_new(1);
+    const ra_problem any = {.dtype = RA_F64, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 1};
+    const ra_kernel *scalar;
+    assert_int_equal(ra_kernel_find("scalar", RA_DEVICE_CPU, &any, &scalar), RA_OK);
+    for (uint64_t seed = 11000; seed < 11012; seed++) {
+        kernel_case *c = case_new(seed, RA_F64, &(case_options){.max_rows = 20, .max_keys = 30, .amplitude = 1, .dropout = seed % 3 == 0});
+        const double dlse = 0.375;
+        objective(c, scalar, workers, dlse);
+        guarded dlse_tensor = guarded_new(&(rng){.seed = seed}, RA_F64, c->problem.batch, c->problem.rows_q, c->problem.heads, 0);
+        for (int64_t i = 0; i < dlse_tensor.elements; i++) set_element(dlse_tensor.tensor.data, RA_F64, i, dlse);
+        ra_rows_delta(&c->problem, workers, c->dout.tensor, c->out.tensor, dlse_tensor.tensor, c->delta.tensor);
+        case_backward(c, scalar, workers);
+        rng r = {.seed = seed};
+        guarded *input[3] = {&c->q, &c->k[0], &c->v[0]}, *gradient[3] = {&c->dq, &c->dk[0], &c->dv[0]};
+        for (int tries = 0; tries < 60; tries++) {
+            guarded *x = input[tries % 3], *g = gradient[tries % 3];
+            if (x->rows == 0) continue;
+            const int64_t b = rng_int(&r, 0, x->batches - 1), row = rng_int(&r, 0, x->rows - 1), head = rng_int(&r, 0, x->heads - 1),
+                          d = rng_int(&r, 0, x->dim - 1);
+            if (!x->used[guarded_at(x, b, row, head, d)]) continue;
+            const double here = guarded_get(x, b, row, head, d), h = 1e-5, slope = guarded_get(g, b, row, head, d);
+            guarded_set(x, b, row, head, d, here + h);
+            const double up = objective(c, scalar, workers, dlse);
+            guarded_set(x, b, row, head, d, here - h);
+            const double down = objective(c, scalar, workers, dlse);
+            guarded_set(x, b, row, head, d, here);
+            assert_true(fabs((up - down) / (2 * h) - slope) <= 1e-6 * (1 + fabs(slope)));
+        }
+        guarded_free(&dlse_tensor);
+        case_free(c);
+    }
+    ra_workers_destroy(workers);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forward_agrees_with_float64_on_random_items),
+        cmocka_unit_test(forward_agrees_with_float64_on_scores_of_tens),
+        cmocka_unit_test(forward_agrees_with_float64_over_many_key_blocks),
+        cmocka_unit_test(forward_drops_the_same_pairs_as_the_definition),
+        cmocka_unit_test(backward_agrees_with_float64_on_random_items),
+        cmocka_unit_test(backward_agrees_with_float64_on_scores_of_tens),
+        cmocka_unit_test(backward_agrees_with_float64_over_many_blocks),
+        cmocka_unit_test(backward_drops_the_same_pairs_as_forward),
+        cmocka_unit_test(results_do_not_depend_on_the_number_of_workers),
+        cmocka_unit_test(a_poisoned_row_reaches_only_the_rows_that_attend_to_it),
+        cmocka_unit_test(rows_whose_every_score_is_minus_infinity_are_empty),
+        cmocka_unit_test(gradients_are_the_slopes_of_forward),
+    };
+    return cmocka_run_group_tests_name("kernel_step", tests, NULL, NULL);
+}
