@@ -1,0 +1,202 @@
+#include "geometry/rings.h"
+
+#include <stdlib.h>
+
+#include "core/status.h"
+
+typedef struct builder {
+    ra_arena *arena;
+    const ra_config *config;
+    int ranks;
+    ra_run *key_runs, *query_runs;
+    int64_t key_run_count, query_run_count;
+    int64_t *cuts; /* positions where a run of keys or queries begins or ends; ascending */
+    int64_t cut_count;
+    ra_part *sources, *targets; /* the ring being made */
+    int64_t colours;            /* rounds of one branch */
+    ra_rings *out;
+} builder;
+
+/* -------------------------------------------------------------------------------------------------------- one ring */
+
+/* The part of a run that lies on a lattice; count 0 if none does. */
+static ra_part part_of(const ra_run *run, ra_span lattice, int64_t shift) {
+    ra_span span = ra_span_intersect(run->span, lattice);
+    int64_t step = run->span.step;
+    ra_part part = {.rank = run->rank, .row_shift = shift / step};
+    part.rows = (ra_item_rows){.row = run->row + (span.start - run->span.start) / step,
+                               .row_step = span.step / step,
+                               .pos = span.start,
+                               .pos_step = span.step,
+                               .count = span.count};
+    return part;
+}
+
+/* The first run that ends after `position`; runs ascend by position. */
+static int64_t first_run(const ra_run *runs, int64_t count, int64_t position) {
+    int64_t low = 0, high = count;
+    while (low < high) {
+        int64_t middle = (low + high) / 2;
+        if (runs[middle].span.start + runs[middle].span.count > position) high = middle;
+        else low = middle + 1;
+    }
+    return low;
+}
+
+static int64_t collect(const builder *b, const ra_run *runs, int64_t run_count, ra_span lattice, int64_t shift, ra_part *parts) {
+    int64_t count = 0;
+    if (lattice.count == 0) return 0;
+    bool striped = b->config->layout == RA_LAYOUT_STRIPED;
+    int64_t end = ra_span_last(lattice) + 1;
+    for (int64_t i = striped ? 0 : first_run(runs, run_count, lattice.start); i < run_count; i++) {
+        if (runs[i].span.count == 0) continue;
+        if (!striped && runs[i].span.start >= end) break;
+        ra_part part = part_of(&runs[i], lattice, shift);
+        if (part.rows.count > 0) parts[count++] = part;
+    }
+    return count;
+}
+
+static int compare_ranks(const void *a, const void *b) {
+    int32_t x = *(const int32_t *)a, y = *(const int32_t *)b;
+    return (x > y) - (x < y);
+}
+
+static int32_t member_of(const ra_ring *ring, int32_t rank) {
+    const int32_t *found = bsearch(&rank, ring->members, (size_t)ring->member_count, sizeof rank, compare_ranks);
+    return (int32_t)(found - ring->members);
+}
+
+/* Copies the parts whose position is `residue` (mod modulus), finds the members, and appends the ring. */
+static bool append_ring(builder *b, ra_ring ring, int64_t sources, int64_t targets, int64_t modulus, int64_t residue) {
+    ra_rings *out = b->out;
+    void *vector = out->rings;
+    if (!ra_arena_grow(b->arena, &vector, out->count, &out->capacity, sizeof(ra_ring))) return false;
+    out->rings = vector;
+    ring.sources = ra_arena_take(b->arena, sources, sizeof(ra_part));
+    ring.targets = ra_arena_take(b->arena, targets, sizeof(ra_part));
+    ring.members = ra_arena_take(b->arena, sources + targets, sizeof(int32_t));
+    if (b->arena->failed) return false;
+    int64_t seen = 0;
+    for (int64_t i = 0; i < sources; i++)
+        if (ra_mod(b->sources[i].rows.pos, modulus) == residue) ring.sources[ring.source_count++] = b->sources[i];
+    for (int64_t i = 0; i < targets; i++)
+        if (ra_mod(b->targets[i].rows.pos, modulus) == residue) ring.targets[ring.target_count++] = b->targets[i];
+    if (ring.source_count == 0 || ring.target_count == 0) return true;
+    for (int64_t i = 0; i < ring.source_count; i++) ring.members[seen++] = ring.sources[i].rank;
+    for (int64_t i = 0; i < ring.target_count; i++) ring.members[seen++] = ring.targets[i].rank;
+    qsort(ring.members, (size_t)seen, sizeof(int32_t), compare_ranks);
+    for (int64_t i = 0; i < seen; i++)
+        if (i == 0 || ring.members[i] != ring.members[i - 1]) ring.members[ring.member_count++] = ring.members[i];
+    for (int64_t i = 0; i < ring.source_count; i++) ring.sources[i].member = member_of(&ring, ring.sources[i].rank);
+    for (int64_t i = 0; i < ring.target_count; i++) ring.targets[i].member = member_of(&ring, ring.targets[i].rank);
+    out->rings[out->count++] = ring;
+    return true;
+}
+
+/* The ring of the segment at `origin` and its repeats. `colour` in [0, colours) tells rings that should not wait for each other. */
+static bool add_ring(builder *b, int32_t class_index, int64_t origin, int64_t repeat, int64_t shift, int64_t colour) {
+    const ra_class *class = &b->out->classes[class_index];
+    int64_t sources = collect(b, b->key_runs, b->key_run_count, ra_lattice_keys(b->config, class, origin), shift, b->sources);
+    int64_t targets =
+        sources ? collect(b, b->query_runs, b->query_run_count, ra_lattice_queries(b->config, class, origin), shift, b->targets) : 0;
+    if (sources == 0 || targets == 0) return true;
+    /* In `mix` every branch has all the heads, so branches take turns; in `heads` they share the buckets. */
+    int64_t turn = b->config->combine == RA_COMBINE_MIX ? class->branch : 0;
+    ra_ring ring = {.class_index = class_index,
+                    .round = (int32_t)(turn * b->colours + colour),
+                    .repeat = repeat,
+                    .shift = shift,
+                    .origin = origin};
+    /* Stripes meet in residue classes only if they agree modulo gcd(p, r): the others need not hear of each other. */
+    int64_t modulus = 1;
+    if (class->residue && b->config->layout == RA_LAYOUT_STRIPED) modulus = ra_gcd(b->ranks, class->rate);
+    for (int64_t residue = 0; residue < modulus; residue++)
+        if (!append_ring(b, ring, sources, targets, modulus, residue)) return false;
+    return true;
+}
+
+/* ----------------------------------------------------------------------------------------------- segments of a class */
+
+/* Runs of consecutive rows: segments between two cuts are alike, segments with a cut inside stand alone. Even-numbered ones of these
+ * go before odd ones, so that neighbours do not chain all ranks. */
+static bool add_consecutive(builder *b, int32_t class_index, int64_t first, int64_t end) {
+    int64_t w = b->out->classes[class_index].segment, cut = 0;
+    for (int64_t s = first; s < end;) {
+        while (cut < b->cut_count && b->cuts[cut] <= s * w) cut++;
+        int64_t stop = cut < b->cut_count ? ra_min(end, b->cuts[cut] / w) : end;
+        if (stop > s) {
+            if (!add_ring(b, class_index, s * w, stop - s, w, s % 2)) return false;
+            s = stop;
+        } else {
+            if (!add_ring(b, class_index, s * w, 1, w, s % 2)) return false;
+            s++;
+        }
+    }
+    return true;
+}
+
+/* Stripes: every period-th segment is alike, but for one that the first query or the last key goes through. */
+static bool add_striped(builder *b, int32_t class_index, int64_t first, int64_t end) {
+    int64_t w = b->out->classes[class_index].segment;
+    if (first < end && ra_query_shift(b->config) > first * w) {
+        if (!add_ring(b, class_index, first * w, 1, 0, b->ranks)) return false;
+        first++;
+    }
+    if (first < end && b->config->seq_k < end * w) {
+        end--;
+        if (!add_ring(b, class_index, end * w, 1, 0, b->ranks + 1)) return false;
+    }
+    int64_t period = b->ranks / ra_gcd(w, b->ranks);
+    for (int64_t phase = 0; phase < period && first + phase < end; phase++)
+        if (!add_ring(b, class_index, (first + phase) * w, (end - first - phase - 1) / period + 1, period * w, phase)) return false;
+    return true;
+}
+
+static bool add_class(builder *b, int32_t class_index) {
+    const ra_config *c = b->config;
+    int64_t w = b->out->classes[class_index].segment;
+    if (c->seq_k == 0 || c->seq_q == 0) return true;
+    if (w == 0 || w >= c->seq_k) { /* one segment; queries at negative positions belong to it only if it has no ends */
+        return add_ring(b, class_index, 0, 1, 0, 0);
+    }
+    int64_t first = ra_max(0, ra_query_shift(c)) / w, end = (c->seq_k - 1) / w + 1;
+    return c->layout == RA_LAYOUT_STRIPED ? add_striped(b, class_index, first, end) : add_consecutive(b, class_index, first, end);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- all */
+
+static int compare_positions(const void *a, const void *b) {
+    int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    return (x > y) - (x < y);
+}
+
+static bool prepare(builder *b) {
+    const ra_config *c = b->config;
+    b->key_run_count = b->query_run_count = ra_run_count(c->layout, b->ranks);
+    b->key_runs = ra_arena_take(b->arena, b->key_run_count, sizeof(ra_run));
+    b->query_runs = ra_arena_take(b->arena, b->query_run_count, sizeof(ra_run));
+    b->sources = ra_arena_take(b->arena, b->key_run_count, sizeof(ra_part));
+    b->targets = ra_arena_take(b->arena, b->query_run_count, sizeof(ra_part));
+    b->cuts = ra_arena_take(b->arena, b->key_run_count + b->query_run_count + 2, sizeof(int64_t));
+    b->out->classes = ra_arena_take(b->arena, ra_class_bound(c), sizeof(ra_class));
+    if (b->arena->failed) return false;
+    ra_runs(c->layout, b->ranks, c->seq_k, 0, b->key_runs);
+    ra_runs(c->layout, b->ranks, c->seq_q, ra_query_shift(c), b->query_runs);
+    for (int64_t i = 0; i < b->key_run_count; i++) b->cuts[b->cut_count++] = b->key_runs[i].span.start;
+    for (int64_t i = 0; i < b->query_run_count; i++) b->cuts[b->cut_count++] = b->query_runs[i].span.start;
+    b->cuts[b->cut_count++] = c->seq_k;
+    qsort(b->cuts, (size_t)b->cut_count, sizeof(int64_t), compare_positions);
+    b->out->class_count = ra_classes(c, b->out->classes);
+    b->colours = c->layout == RA_LAYOUT_STRIPED ? b->ranks + 2 : 2;
+    b->out->rounds = b->colours * (c->combine == RA_COMBINE_MIX ? c->branches : 1);
+    return true;
+}
+
+ra_status ra_rings_create(ra_arena *arena, const ra_config *config, int ranks, ra_rings *rings) {
+    *rings = (ra_rings){0};
+    builder b = {.arena = arena, .config = config, .ranks = ranks, .out = rings};
+    bool ok = prepare(&b);
+    for (int64_t i = 0; ok && i < rings->class_count; i++) ok = add_class(&b, (int32_t)i);
+    return ok ? RA_OK : ra_fail(RA_NOMEM, "no memory for the plan's rings");
+}

@@ -1,0 +1,33 @@
+#include "geometry/span.h"
+
+#include "core/size.h"
+
+__extension__ typedef __int128 int128;
+
+ra_span ra_span_clip(ra_span s, int64_t lo, int64_t hi) {
+    int64_t first = s.start >= lo ? 0 : ra_ceil_div(lo - s.start, s.step);
+    int64_t end = s.start >= hi ? 0 : ra_min(s.count, ra_ceil_div(hi - s.start, s.step));
+    if (first >= end) return (ra_span){s.start, s.step, 0};
+    return (ra_span){s.start + first * s.step, s.step, end - first};
+}
+
+/* x = a.start (mod a.step) and x = b.start (mod b.step), by the Chinese remainder theorem. */
+ra_span ra_span_intersect(ra_span a, ra_span b) {
+    if (a.count == 0 || b.count == 0) return (ra_span){a.start, 1, 0};
+    int64_t g = ra_gcd(a.step, b.step);
+    int64_t gap = b.start - a.start;
+    if (gap % g != 0) return (ra_span){a.start, 1, 0};
+    int64_t modulus = b.step / g; /* of the number of a's steps */
+    int64_t steps = (int64_t)((int128)ra_mod(gap / g, modulus) * ra_inverse(ra_mod(a.step / g, modulus), modulus) % modulus);
+    int64_t lcm = a.step * modulus;
+    int64_t x = a.start + steps * a.step; /* the first common value >= a.start */
+    int64_t lo = ra_max(a.start, b.start), hi = ra_min(ra_span_last(a), ra_span_last(b));
+    if (x < lo) x += ra_ceil_div(lo - x, lcm) * lcm;
+    if (x > hi) return (ra_span){a.start, lcm, 0};
+    return (ra_span){x, lcm, (hi - x) / lcm + 1};
+}
+
+int64_t ra_span_rank(ra_span s, int64_t z) {
+    if (s.count == 0 || z < s.start) return 0;
+    return ra_min(s.count, (z - s.start) / s.step + 1);
+}
