@@ -1,2 +1,23 @@
+# What `cmake --install` lays out: header, shared and static library, command line, pkg-config file and CMake package.
+include(CMakePackageConfigHelpers)
+
 install(TARGETS ringattn ringattn_static EXPORT ringattn
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+file(GLOB public_headers CONFIGURE_DEPENDS include/*.h)
+install(FILES ${public_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
+if(TARGET ringattn_cli)
+    install(TARGETS ringattn_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+endif()
+
+set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/ringattn)
+install(EXPORT ringattn NAMESPACE ringattn:: FILE ringattnTargets.cmake DESTINATION ${package_dir})
+configure_package_config_file(cmake/ringattnConfig.cmake.in ringattnConfig.cmake INSTALL_DESTINATION ${package_dir})
+write_basic_package_version_file(ringattnConfigVersion.cmake COMPATIBILITY SameMinorVersion)
+install(FILES ${PROJECT_BINARY_DIR}/ringattnConfig.cmake ${PROJECT_BINARY_DIR}/ringattnConfigVersion.cmake
+    DESTINATION ${package_dir})
+
+# The prefix is known only at install time (cmake --install --prefix), so the file finds it from its own place.
+file(RELATIVE_PATH prefix_from_pc /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+string(REGEX REPLACE "/$" "" prefix_from_pc "${prefix_from_pc}")
+configure_file(cmake/ringattn.pc.in ringattn.pc @ONLY)
+install(FILES ${PROJECT_BINARY_DIR}/ringattn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
