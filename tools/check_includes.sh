@@ -1,0 +1,63 @@
+#!/bin/bash
+# Rules of the source that a compiler does not check: which part may include which, and the one way to do each thing.
+# Prints every breach as file:line and exits 1 if there is one.
+set -u
+cd "$(dirname "$0")/.." || exit 1
+breaches=$(mktemp)
+trap 'rm -f "$breaches"' EXIT
+
+# part, and the parts (directories of src, public headers) that its files may include; a file beside itself is always allowed.
+rules="
+src/core         core
+src/geometry     core geometry
+src/kernels      core kernels
+src/transport    core transport
+src/ring         core geometry kernels transport ring
+src/reference    reference
+src/io           core io
+cli              core io reference
+"
+
+sources() { find "$@" -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' 2>/dev/null | sort; }
+
+while read -r part allowed; do
+    [ -n "$part" ] && [ -d "$part" ] || continue
+    for file in $(sources "$part"); do
+        here=$(dirname "$file")
+        # "line:header" of each quoted include
+        while IFS=: read -r line header; do
+            [ -n "$header" ] || continue
+            case $header in
+            ringattn*.h) continue ;; # public headers
+            esac
+            [ -e "$here/$header" ] && continue
+            root=${header%%/*}
+            case " $allowed " in
+            *" $root "*) [ "$root" != "$header" ] && continue ;;
+            esac
+            echo "$file:$line: $part may not include \"$header\"" >>"$breaches"
+        done < <(sed -n '/^ *# *include *"/{=;s/.*"\(.*\)".*/\1/p}' "$file" | paste -d: - -)
+    done
+done <<<"$rules"
+
+# forbid PATTERN SENTENCE PATH...: no line of these files, comments apart, may match
+forbid() {
+    pattern=$1 sentence=$2
+    shift 2
+    for file in $(sources "$@"); do
+        grep -nE "$pattern" "$file" | grep -vE '^[0-9]+: *(/\*|\*|//)' | sed "s|^\([0-9]*\):.*|$file:\1: $sentence|" >>"$breaches"
+    done
+}
+library="src/core src/geometry src/kernels src/ring src/transport src/api.c"
+forbid '(^|[^a-z_])(malloc|calloc|realloc|strdup|strndup|asprintf) *\(' "memory comes from ra_alloc" $library
+forbid '(^|[^a-z_])(printf|puts|putchar|vprintf) *\(|[^a-z_]stdout[^a-z_]' "the library writes nothing to stdout" $library src/io
+forbid '(^|[^a-z_.>])(sigaction|signal|exit|abort) *\(' "the library installs no signal handler and never ends the process" $library src/io
+forbid '(^|[^a-z_])(sprintf|strcat|gets|alloca|atoi|atol|strtok) *\(' "unbounded or unchecked" src cli
+forbid '(^|[^A-Za-z])(TODO|FIXME|XXX)([^A-Za-z]|$)' "unfinished" include src cli tests
+
+if [ -s "$breaches" ]; then
+    cat "$breaches"
+    echo "check: $(wc -l <"$breaches") breaches"
+    exit 1
+fi
+echo "check: include rules and source rules hold"
