@@ -7,3 +7,6 @@ find_program(RA_QEMU NAMES qemu-x86_64 qemu-x86_64-static)
 if(RA_QEMU)
     set(CMAKE_CROSSCOMPILING_EMULATOR ${RA_QEMU} -cpu max -L /usr/x86_64-linux-gnu)
 endif()
+# Only libraries of that processor: a multiarch directory, or the tree that RA_SYSROOT names.
+set(ENV{PKG_CONFIG_LIBDIR} "$ENV{RA_SYSROOT}/usr/lib/x86_64-linux-gnu/pkgconfig")
+set(ENV{PKG_CONFIG_SYSROOT_DIR} "$ENV{RA_SYSROOT}")

@@ -1,0 +1,28 @@
+#!/bin/bash
+# Builds the fuzzers with clang and the address and undefined behaviour sanitizers and runs each for FUZZ_SECONDS (default 60).
+# What they find interesting stays in build-fuzz/corpus/; a crash is left beside it and the script exits 1.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=build-fuzz
+cmake -S . -B $build -G Ninja --log-level=WARNING -DCMAKE_C_COMPILER=clang -DRA_FUZZ=ON -DRA_TESTS=OFF -DRA_MPI=OFF -DRA_CUDA=OFF \
+    -DRA_SANITIZE=fuzzer-no-link,address,undefined
+ninja --quiet -C $build
+status=0
+for fuzzer in $build/fuzz/fuzz_*; do
+    name=${fuzzer##*/fuzz_}
+    corpus=$build/corpus/$name
+    mkdir -p "$corpus" $build/crashes
+    seeds=()
+    [ ! -d "fuzz/seeds/$name" ] || seeds=("fuzz/seeds/$name")
+    echo "fuzz: $name, ${FUZZ_SECONDS:-60} s"
+    log=$build/$name.log
+    if ASAN_OPTIONS=allocator_may_return_null=1 "$fuzzer" -max_total_time="${FUZZ_SECONDS:-60}" -timeout=10 -rss_limit_mb=4096 \
+        -print_final_stats=1 -artifact_prefix="$build/crashes/$name-" "$corpus" "${seeds[@]}" >"$log" 2>&1; then
+        grep -E 'number_of_executed_units' "$log" || true
+    else
+        tail -n 40 "$log"
+        echo "fuzz: $name FAILED; the input is in $build/crashes"
+        status=1
+    fi
+done
+exit $status
