@@ -18,6 +18,10 @@ static uint64_t get(const unsigned char *at, int bytes) {
     return value;
 }
 
+uint32_t ra_payload_crc(const void *buf, int64_t length) {
+    return ra_crc32c(0, (const char *)buf + RA_LINK_HEADER, (size_t)length);
+}
+
 void ra_header_write(const ra_header *header, void *buf) {
     unsigned char *at = buf;
     put(at, MAGIC, 4);
@@ -34,8 +38,11 @@ void ra_header_write(const ra_header *header, void *buf) {
     put(at + 60, ra_crc32c(0, buf, 60), 4);
 }
 
-ra_status ra_header_read(const void *buf, ra_header *header) {
+ra_status ra_header_check(const void *buf, size_t received, const ra_header *want, ra_header *header) {
     const unsigned char *at = buf;
+    if (received != (size_t)want->length + RA_LINK_HEADER) {
+        return ra_fail(RA_PROTOCOL, "%zu bytes came instead of %lld", received, (long long)want->length + RA_LINK_HEADER);
+    }
     if (get(at, 4) != MAGIC) return ra_fail(RA_PROTOCOL, "the message does not begin with ringattn's mark");
     if (get(at + 60, 4) != ra_crc32c(0, buf, 60)) return ra_fail(RA_PROTOCOL, "the message's header is damaged (its CRC differs)");
     if (get(at + 4, 2) != VERSION) {
@@ -52,14 +59,33 @@ ra_status ra_header_read(const void *buf, ra_header *header) {
     if ((header->flags & ~RA_HEADER_PAYLOAD_CRC) != 0 || get(at + 52, 8) != 0) {
         return ra_fail(RA_PROTOCOL, "the message uses header fields that this library does not know");
     }
+    if (header->source != want->source || header->destination != want->destination) {
+        return ra_fail(RA_PROTOCOL, "the message goes from rank %d to rank %d", header->source, header->destination);
+    }
+    if (header->tag != want->tag) {
+        return ra_fail(RA_PROTOCOL, "the message has tag %llu instead of %llu", (unsigned long long)header->tag,
+                       (unsigned long long)want->tag);
+    }
+    if (header->length != want->length) {
+        return ra_fail(RA_PROTOCOL, "the message says %lld bytes instead of %lld", (long long)header->length,
+                       (long long)want->length);
+    }
+    if ((header->flags & RA_HEADER_PAYLOAD_CRC) && header->payload_crc != ra_payload_crc(buf, header->length)) {
+        return ra_fail(RA_PROTOCOL, "the payload is damaged (its CRC differs)");
+    }
     return RA_OK;
 }
 
+bool ra_seen_has(const ra_seen *seen, uint64_t sequence) {
+    if (sequence < seen->base) return true;
+    uint64_t slot = sequence % RA_SEEN_WINDOW;
+    return sequence - seen->base < RA_SEEN_WINDOW && (seen->bits[slot / 64] >> (slot % 64) & 1) != 0;
+}
+
 bool ra_seen_mark(ra_seen *seen, uint64_t sequence) {
-    if (sequence < seen->base || sequence - seen->base >= RA_SEEN_WINDOW) return false;
-    uint64_t slot = sequence % RA_SEEN_WINDOW, bit = (uint64_t)1 << (slot % 64);
-    if (seen->bits[slot / 64] & bit) return false;
-    seen->bits[slot / 64] |= bit;
+    if (ra_seen_has(seen, sequence) || sequence - seen->base >= RA_SEEN_WINDOW) return false;
+    uint64_t slot = sequence % RA_SEEN_WINDOW;
+    seen->bits[slot / 64] |= (uint64_t)1 << (slot % 64);
     for (;;) {
         uint64_t first = seen->base % RA_SEEN_WINDOW, mask = (uint64_t)1 << (first % 64);
         if (!(seen->bits[first / 64] & mask)) return true;

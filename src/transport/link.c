@@ -1,16 +1,16 @@
+/* Messages: framed, posted, waited for, checked and counted. Heartbeats and verdicts are control.c's. */
 #include "transport/link.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "core/alloc.h"
+#include "core/log.h"
 #include "core/size.h"
 #include "core/status.h"
-#include "transport/crc32c.h"
 #include "transport/link_internal.h"
-
-#define GATHER_TAG ((uint64_t)1 << 63) /* and above: the link's own messages */
 
 double ra_link_now(void) {
     struct timespec t;
@@ -18,7 +18,83 @@ double ra_link_now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-/* ------------------------------------------------------------------------------------------------------ life and errors */
+/* The lock is the link's inside: taking it leaves the link as const as it was. */
+static void lock(const ra_link *link) { pthread_mutex_lock(&((ra_link *)(uintptr_t)link)->mutex); }
+static void unlock(const ra_link *link) { pthread_mutex_unlock(&((ra_link *)(uintptr_t)link)->mutex); }
+
+/* --------------------------------------------------------------------------------------------------------------- errors */
+
+ra_status ra_link_broken(const ra_link *link) {
+    return link->status == RA_OK ? RA_OK : ra_fail(link->status, "%s", link->sentence);
+}
+
+ra_status ra_link_break(ra_link *link, ra_status status, int culprit) {
+    if (link->status == RA_OK) {
+        link->status = status;
+        link->culprit = culprit;
+        snprintf(link->sentence, sizeof link->sentence, "%s", ra_last_error());
+        ra_history_print(link);
+        ra_control_tell(link);
+        if (link->ops.abort) link->ops.abort(link->ctx, status);
+    }
+    return ra_link_broken(link);
+}
+
+ra_status ra_link_status(const ra_link *link) {
+    lock(link);
+    ra_status status = ra_link_broken(link);
+    unlock(link);
+    return status;
+}
+
+void ra_link_abort(ra_link *link, ra_status status, const char *reason) {
+    lock(link);
+    if (status == RA_OK) status = RA_ABORTED;
+    ra_fail(status, "rank %d gave up: %s", link->rank, reason && *reason ? reason : "no reason given");
+    ra_link_break(link, status, link->rank);
+    unlock(link);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- life */
+
+static void free_link(ra_link *link) {
+    while (link->spare) {
+        ra_flight *next = link->spare->next;
+        ra_free(link->spare, sizeof *link->spare);
+        link->spare = next;
+    }
+    pthread_cond_destroy(&link->wake);
+    pthread_mutex_destroy(&link->mutex);
+    ra_free(link->peers, link->ranks * (int64_t)sizeof *link->peers);
+    ra_free(link, sizeof *link);
+}
+
+static void forget(ra_link *link, ra_flight *flight) {
+    if (flight->previous) flight->previous->next = flight->next;
+    else link->flights = flight->next;
+    if (flight->next) flight->next->previous = flight->previous;
+    if (link->polled == flight) link->polled = flight->next;
+    if (link->awaited == flight) link->awaited = NULL;
+    flight->next = link->spare;
+    link->spare = flight;
+}
+
+/* False: the transport will not let go of the buffer. */
+static bool give_up(ra_link *link, ra_flight *flight) {
+    bool free_buffer = !flight->request || link->ops.cancel(link->ctx, flight->request) == RA_OK;
+    if (!free_buffer) link->counts.kept_buffers++;
+    forget(link, flight);
+    return free_buffer;
+}
+
+void ra_link_destroy(ra_link *link) {
+    if (!link) return;
+    ra_control_stop(link);
+    ra_control_leave(link);
+    while (link->flights) give_up(link, link->flights);
+    if (link->ops.destroy) link->ops.destroy(link->ctx);
+    free_link(link);
+}
 
 ra_status ra_link_create(const ra_comm_ops *ops, void *ctx, int rank, int ranks, const char *transport, ra_link **out) {
     ra_status status = RA_OK;
@@ -40,42 +116,23 @@ ra_status ra_link_create(const ra_comm_ops *ops, void *ctx, int rank, int ranks,
     link->ctx = ctx;
     link->rank = rank;
     link->ranks = ranks;
-    strncpy(link->transport, transport, sizeof link->transport - 1);
+    snprintf(link->transport, sizeof link->transport, "%s", transport);
+    snprintf(link->phase, sizeof link->phase, "start");
     link->timeout = 60;
     link->start_timeout = 600;
+    link->created = ra_link_now();
     pthread_mutex_init(&link->mutex, NULL);
-    *out = link;
-    return RA_OK;
-}
-
-static void forget(ra_link *link, ra_flight *flight) {
-    if (flight->previous) flight->previous->next = flight->next;
-    else link->flights = flight->next;
-    if (flight->next) flight->next->previous = flight->previous;
-    flight->next = link->spare;
-    link->spare = flight;
-}
-
-/* Gives up a request; false: its buffer must live for ever. */
-static bool give_up(ra_link *link, ra_flight *flight) {
-    bool freed = link->ops.cancel(link->ctx, flight->request) == RA_OK;
-    if (!freed) link->kept_buffers++;
-    forget(link, flight);
-    return freed;
-}
-
-void ra_link_destroy(ra_link *link) {
-    if (!link) return;
-    while (link->flights) give_up(link, link->flights);
-    if (link->ops.destroy) link->ops.destroy(link->ctx);
-    while (link->spare) {
-        ra_flight *next = link->spare->next;
-        ra_free(link->spare, sizeof *link->spare);
-        link->spare = next;
-    }
-    pthread_mutex_destroy(&link->mutex);
-    ra_free(link->peers, link->ranks * (int64_t)sizeof *link->peers);
-    ra_free(link, sizeof *link);
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&link->wake, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    lock(link);
+    status = ra_control_start(link);
+    unlock(link);
+    if (status == RA_OK) *out = link;
+    else ra_link_destroy(link);
+    return status;
 }
 
 int ra_link_rank(const ra_link *link) { return link->rank; }
@@ -87,249 +144,211 @@ ra_status ra_link_set_timeout(ra_link *link, double timeout, double start_timeou
     if (!(start_timeout > 0) || !isfinite(start_timeout)) {
         return ra_fail(RA_INVALID, "start_timeout is %g seconds; it must be positive", start_timeout);
     }
-    pthread_mutex_lock(&link->mutex);
+    lock(link);
     link->timeout = timeout;
     link->start_timeout = start_timeout;
-    pthread_mutex_unlock(&link->mutex);
+    link->next_beat = 0; /* the peers learn of it, and beat as often as it needs */
+    ra_control_service(link);
+    pthread_cond_signal(&link->wake);
+    unlock(link);
     return RA_OK;
 }
 
 void ra_link_set_checksum(ra_link *link, bool payload_crc) {
-    pthread_mutex_lock(&link->mutex);
+    lock(link);
     link->checksum = payload_crc;
-    pthread_mutex_unlock(&link->mutex);
-}
-
-/* Breaks the link with the sentence recorded on this thread, unless it is broken already; returns why it is broken. */
-static ra_status break_link(ra_link *link, ra_status status) {
-    if (link->status == RA_OK) {
-        link->status = status;
-        strncpy(link->sentence, ra_last_error(), sizeof link->sentence - 1);
-        if (link->ops.abort) link->ops.abort(link->ctx, status);
-    }
-    return ra_fail(link->status, "%s", link->sentence);
-}
-
-static ra_status broken(const ra_link *link) {
-    return link->status == RA_OK ? RA_OK : ra_fail(link->status, "%s", link->sentence);
-}
-
-/* The lock is part of the link's inside: taking it leaves the link as const as it was. */
-static pthread_mutex_t *lock_of(const ra_link *link) { return &((ra_link *)(uintptr_t)link)->mutex; }
-
-ra_status ra_link_status(const ra_link *link) {
-    pthread_mutex_lock(lock_of(link));
-    ra_status status = broken(link);
-    pthread_mutex_unlock(lock_of(link));
-    return status;
-}
-
-void ra_link_abort(ra_link *link, ra_status status, const char *reason) {
-    pthread_mutex_lock(&link->mutex);
-    ra_fail(status, "rank %d gave up: %s", link->rank, reason ? reason : "no reason given");
-    break_link(link, status == RA_OK ? RA_ABORTED : status);
-    pthread_mutex_unlock(&link->mutex);
+    unlock(link);
 }
 
 ra_link_counts ra_link_read(const ra_link *link) {
-    pthread_mutex_lock(lock_of(link));
+    lock(link);
     ra_link_counts counts = link->counts;
-    pthread_mutex_unlock(lock_of(link));
+    unlock(link);
     return counts;
 }
 
-/* ------------------------------------------------------------------------------------------------------------- messages */
+/* -------------------------------------------------------------------------------------------------------------- posting */
 
-static ra_status start(ra_link *link, bool receiving, int peer, uint64_t tag, int64_t step, void *buf, int64_t payload,
-                       ra_transfer *transfer) {
-    RA_TRY(broken(link));
+static ra_status post(ra_link *link, ra_flight *flight, uint32_t crc) {
+    size_t bytes = (size_t)(flight->payload + RA_LINK_HEADER);
+    if (flight->receiving) {
+        return link->ops.post_recv(link->ctx, flight->peer, flight->tag, flight->buf, bytes, &flight->request);
+    }
+    flight->sequence = link->peers[flight->peer].sequence++;
+    ra_header header = {.flags = link->checksum ? RA_HEADER_PAYLOAD_CRC : 0,
+                        .sequence = flight->sequence,
+                        .step = flight->step,
+                        .tag = flight->tag,
+                        .length = flight->payload,
+                        .source = link->rank,
+                        .destination = flight->peer,
+                        .payload_crc = crc};
+    ra_header_write(&header, flight->buf);
+    return link->ops.post_send(link->ctx, flight->peer, flight->tag, flight->buf, bytes, &flight->request);
+}
+
+static ra_status start(ra_link *link, const ra_flight *wanted, uint32_t crc, ra_transfer *transfer) {
     int64_t bytes;
-    if (peer < 0 || peer >= link->ranks || payload < 0 || !ra_add(payload, RA_LINK_HEADER, &bytes)) {
-        return ra_fail(RA_INTERNAL, "a message of %lld bytes for rank %d of %d", (long long)payload, peer, link->ranks);
+    RA_TRY(ra_link_broken(link));
+    if (wanted->peer < 0 || wanted->peer >= link->ranks || wanted->payload < 0 || !ra_add(wanted->payload, RA_LINK_HEADER, &bytes)) {
+        return ra_fail(RA_INTERNAL, "a message of %lld bytes for rank %d of %d", (long long)wanted->payload, wanted->peer, link->ranks);
     }
-    ra_flight *flight = link->spare;
-    if (flight) link->spare = flight->next;
-    else if (!(flight = ra_alloc(sizeof *flight))) return break_link(link, ra_fail(RA_NOMEM, "no memory to note a message"));
-    *flight = (ra_flight){.buf = buf, .payload = payload, .step = step, .tag = tag, .peer = peer, .receiving = receiving};
-    ra_status status;
-    if (receiving) {
-        status = link->ops.post_recv(link->ctx, peer, tag, buf, (size_t)bytes, &flight->request);
-    } else {
-        ra_header header = {.sequence = link->peers[peer].sequence++,
-                            .step = step,
-                            .tag = tag,
-                            .length = payload,
-                            .source = link->rank,
-                            .destination = peer};
-        if (link->checksum) {
-            header.flags = RA_HEADER_PAYLOAD_CRC;
-            header.payload_crc = ra_crc32c(0, (char *)buf + RA_LINK_HEADER, (size_t)payload);
-        }
-        ra_header_write(&header, buf);
-        status = link->ops.post_send(link->ctx, peer, tag, buf, (size_t)bytes, &flight->request);
+    ra_flight *flight = link->spare ? link->spare : ra_alloc(sizeof *flight);
+    if (!flight) {
+        ra_fail(RA_NOMEM, "%s, step %lld: rank %d has no memory to note a message", link->phase, (long long)wanted->step, link->rank);
+        return ra_link_break(link, RA_NOMEM, link->rank);
     }
-    flight->next = status == RA_OK ? link->flights : link->spare;
+    if (link->spare) link->spare = flight->next;
+    *flight = *wanted;
+    link->step = flight->step;
+    ra_status status = post(link, flight, crc);
     if (status != RA_OK) {
+        flight->next = link->spare;
         link->spare = flight;
-        ra_fail_context(status, "step %lld, %s rank %d: ", (long long)step, receiving ? "receiving from" : "sending to", peer);
-        return break_link(link, status);
+        ra_fail_context(status, "%s, step %lld, rank %d %s rank %d: ", link->phase, (long long)wanted->step, link->rank,
+                        wanted->receiving ? "receiving from" : "sending to", wanted->peer);
+        char sentence[RA_SENTENCE];
+        snprintf(sentence, sizeof sentence, "%s", ra_last_error());
+        ra_control_read(link); /* the peer may have said why */
+        ra_fail(status, "%s", sentence);
+        return ra_link_break(link, status, status == RA_PEER_LOST ? wanted->peer : link->rank);
     }
+    flight->next = link->flights;
     if (link->flights) link->flights->previous = flight;
     link->flights = flight;
-    *transfer = (ra_transfer){
-        .request = flight, .buffer = buf, .payload = payload, .peer = peer, .receiving = receiving, .tag = tag};
+    ra_history_note(link, "posted", flight->peer, flight->receiving, flight->tag, flight->step, flight->payload);
+    *transfer = (ra_transfer){.request = flight,
+                              .buffer = flight->buf,
+                              .payload = flight->payload,
+                              .peer = flight->peer,
+                              .receiving = flight->receiving,
+                              .tag = flight->tag};
     return RA_OK;
 }
 
 ra_status ra_link_recv(ra_link *link, int peer, uint64_t tag, int64_t step, void *buf, int64_t payload, ra_transfer *transfer) {
+    ra_flight wanted = {.buf = buf, .payload = payload, .step = step, .tag = tag, .peer = peer, .receiving = true};
     *transfer = (ra_transfer){0};
-    pthread_mutex_lock(&link->mutex);
-    ra_status status = start(link, true, peer, tag, step, buf, payload, transfer);
-    pthread_mutex_unlock(&link->mutex);
+    lock(link);
+    ra_status status = start(link, &wanted, 0, transfer);
+    unlock(link);
     return status;
 }
 
 ra_status ra_link_send(ra_link *link, int peer, uint64_t tag, int64_t step, void *buf, int64_t payload, ra_transfer *transfer) {
+    ra_flight wanted = {.buf = buf, .payload = payload, .step = step, .tag = tag, .peer = peer};
     *transfer = (ra_transfer){0};
-    pthread_mutex_lock(&link->mutex);
-    ra_status status = start(link, false, peer, tag, step, buf, payload, transfer);
-    pthread_mutex_unlock(&link->mutex);
+    /* Outside the lock, because a large payload takes its time and the heart must beat. Only this thread changes `checksum`. */
+    uint32_t crc = link->checksum && payload > 0 ? ra_payload_crc(buf, payload) : 0;
+    lock(link);
+    ra_status status = start(link, &wanted, crc, transfer);
+    unlock(link);
     return status;
 }
 
-/* Is what came what was asked for? */
-static ra_status check_message(ra_link *link, const ra_flight *flight, size_t received) {
-    ra_peer *peer = &link->peers[flight->peer];
-    if (received != (size_t)(flight->payload + RA_LINK_HEADER)) {
-        return ra_fail(RA_PROTOCOL, "%zu bytes came instead of %lld", received, (long long)flight->payload + RA_LINK_HEADER);
-    }
-    ra_header header;
-    RA_TRY(ra_header_read(flight->buf, &header));
-    if (header.source != flight->peer || header.destination != link->rank) {
-        return ra_fail(RA_PROTOCOL, "the message goes from rank %d to rank %d", header.source, header.destination);
-    }
-    if (header.tag != flight->tag) {
-        return ra_fail(RA_PROTOCOL, "the message has tag %llu instead of %llu", (unsigned long long)header.tag,
-                       (unsigned long long)flight->tag);
-    }
-    if (header.length != flight->payload) {
-        return ra_fail(RA_PROTOCOL, "the message says %lld bytes instead of %lld", (long long)header.length,
-                       (long long)flight->payload);
-    }
-    if (!ra_seen_mark(&peer->seen, header.sequence)) {
-        return ra_fail(RA_PROTOCOL, "message number %llu came a second time", (unsigned long long)header.sequence);
-    }
-    if ((header.flags & RA_HEADER_PAYLOAD_CRC) &&
-        header.payload_crc != ra_crc32c(0, flight->buf + RA_LINK_HEADER, (size_t)flight->payload)) {
-        return ra_fail(RA_PROTOCOL, "the payload is damaged (its CRC differs)");
-    }
-    return RA_OK;
-}
+/* -------------------------------------------------------------------------------------------------------------- waiting */
 
-/* Looks at one message for at most `seconds`; sets *done. On failure breaks the link. */
-static ra_status advance(ra_link *link, ra_flight *flight, double seconds, const char *phase, bool *done) {
-    int finished = 0;
+/* Lets the transport work on a message for at most `seconds`, and notes its end. */
+static void advance(ra_link *link, ra_flight *flight, double seconds) {
+    int done = 0;
     size_t received = 0;
-    *done = false;
-    ra_status status = link->ops.wait(link->ctx, flight->request, seconds, &finished, &received);
-    if (status == RA_OK && !finished) return RA_OK;
-    *done = true;
+    ra_status status = link->ops.wait(link->ctx, flight->request, seconds, &done, &received);
+    if (status == RA_OK && !done) return;
     ra_peer *peer = &link->peers[flight->peer];
-    if (status == RA_OK) {
-        if (flight->receiving) status = check_message(link, flight, received);
-    }
-    if (status == RA_OK) {
+    flight->request = NULL;
+    flight->status = status;
+    flight->received = received;
+    if (status == RA_OK && flight->receiving) {
         peer->arrived = true;
         peer->heard = ra_link_now();
-        int64_t *bytes = flight->receiving ? &link->counts.bytes_received : &link->counts.bytes_sent;
-        int64_t *messages = flight->receiving ? &link->counts.messages_received : &link->counts.messages_sent;
-        *bytes += flight->payload;
-        *messages += 1;
-    } else {
-        ra_fail_context(status, "%s, step %lld, %s rank %d: ", phase, (long long)flight->step,
+    } else if (status == RA_OK) {
+        peer->sent[peer->sent_count % RA_SENT_LOG].tag = flight->tag;
+        peer->sent[peer->sent_count++ % RA_SENT_LOG].sequence = flight->sequence;
+    } else if (status == RA_PEER_LOST && !peer->lost) {
+        peer->lost = true;
+        peer->lost_at = ra_link_now();
+    }
+}
+
+/* Takes a finished message off the list: checked and counted, or the reason to break the link. */
+static ra_status finish(ra_link *link, ra_flight *flight) {
+    ra_status status = flight->status;
+    if (status == RA_OK && flight->receiving) {
+        ra_header want = {.source = flight->peer, .destination = link->rank, .tag = flight->tag, .length = flight->payload}, header;
+        unlock(link); /* the payload's CRC takes its time */
+        status = ra_header_check(flight->buf, flight->received, &want, &header);
+        lock(link);
+        if (status == RA_OK && !ra_seen_mark(&link->peers[flight->peer].seen, header.sequence)) {
+            status = ra_fail(RA_PROTOCOL, "message number %llu came a second time", (unsigned long long)header.sequence);
+        }
+    }
+    ra_history_note(link, status == RA_OK ? "finished" : "failed", flight->peer, flight->receiving, flight->tag, flight->step,
+                    flight->payload);
+    if (status == RA_OK && flight->tag < RA_LINK_OWN_TAG) {
+        *(flight->receiving ? &link->counts.bytes_received : &link->counts.bytes_sent) += flight->payload;
+        *(flight->receiving ? &link->counts.messages_received : &link->counts.messages_sent) += 1;
+    } else if (status != RA_OK) {
+        ra_fail_context(status, "%s, step %lld, rank %d %s rank %d: ", link->phase, (long long)flight->step, link->rank,
                         flight->receiving ? "receiving from" : "sending to", flight->peer);
+        ra_link_break(link, status, flight->peer);
     }
     forget(link, flight);
-    return status == RA_OK ? RA_OK : break_link(link, status);
+    return ra_link_broken(link);
+}
+
+static ra_status wait_one(ra_link *link, ra_flight *flight) {
+    double slice = link->timeout / 32;
+    if (slice > 0.01) slice = 0.01;
+    link->awaited = flight;
+    link->awaited_since = ra_link_now();
+    link->step = flight->step;
+    link->peers[flight->peer].missing = false;
+    for (;;) {
+        RA_TRY(ra_link_broken(link));
+        if (flight->request) advance(link, flight, slice);
+        /* A peer that is gone may have said why, or another may know: finish waits for that, control.c sets the limit. */
+        if (!flight->request && flight->status != RA_PEER_LOST) return finish(link, flight);
+        if (ra_link_now() - link->serviced >= slice) ra_control_service(link);
+        unlock(link);
+        if (!flight->request) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        lock(link);
+    }
 }
 
 ra_status ra_link_wait(ra_link *link, ra_transfer *transfers, int64_t count, const char *phase) {
-    pthread_mutex_lock(&link->mutex);
+    lock(link);
     double begin = ra_link_now();
-    ra_status status = broken(link);
+    snprintf(link->phase, sizeof link->phase, "%s", phase);
+    ra_status status = ra_link_broken(link);
     for (int64_t i = 0; i < count && status == RA_OK; i++) {
-        ra_flight *flight = transfers[i].request;
-        while (flight && status == RA_OK) {
-            bool done;
-            status = advance(link, flight, 0.01, phase, &done);
-            if (done) transfers[i].request = NULL;
-            if (done || status != RA_OK) break;
-            const ra_peer *peer = &link->peers[flight->peer];
-            double limit = peer->arrived ? link->timeout : link->start_timeout;
-            double since = peer->heard > begin ? peer->heard : begin;
-            if (ra_link_now() - since > limit) {
-                ra_fail(RA_TIMEOUT, "rank %d was silent for %g s (%s, step %lld)", flight->peer, limit, phase,
-                        (long long)flight->step);
-                status = break_link(link, RA_TIMEOUT);
-            }
-            pthread_mutex_unlock(&link->mutex);
-            pthread_mutex_lock(&link->mutex);
-            if (status == RA_OK) status = broken(link);
-        }
+        if (!transfers[i].request) continue;
+        status = wait_one(link, transfers[i].request);
+        if (status == RA_OK) transfers[i].request = NULL;
     }
+    link->awaited = NULL;
     link->counts.wait_seconds += ra_link_now() - begin;
-    pthread_mutex_unlock(&link->mutex);
+    unlock(link);
     return status;
 }
 
-void ra_link_poll(ra_link *link) { (void)link; }
+void ra_link_poll(ra_link *link) {
+    if (link->ranks == 1 || pthread_mutex_trylock(&link->mutex) != 0) return;
+    if (link->status == RA_OK) {
+        ra_flight *flight = link->polled ? link->polled : link->flights;
+        if (flight && flight->request) advance(link, flight, 0);
+        link->polled = flight ? flight->next : NULL;
+        if (ra_link_now() - link->serviced > 0.005) ra_control_service(link);
+    }
+    unlock(link);
+}
 
 bool ra_link_cancel(ra_link *link, ra_transfer *transfers, int64_t count) {
     bool all = true;
-    pthread_mutex_lock(&link->mutex);
+    lock(link);
     for (int64_t i = 0; i < count; i++) {
         if (transfers[i].request && !give_up(link, transfers[i].request)) all = false;
         transfers[i].request = NULL;
     }
-    pthread_mutex_unlock(&link->mutex);
+    unlock(link);
     return all;
-}
-
-/* ------------------------------------------------------------------------------------------------------------ allgather */
-
-/* Everyone to everyone at once: a message is small, and p-1 of them are in flight. Room: [receive 0, send 0, receive 1, ...]. */
-ra_status ra_link_allgather(ra_link *link, const void *mine, void *all, int64_t bytes, const char *phase) {
-    RA_TRY(ra_link_status(link));
-    int64_t others = link->ranks - 1, frame = bytes + RA_LINK_HEADER, room = ra_sat_mul(2 * others, ra_round_up(frame, 8));
-    int64_t table = 2 * others * (int64_t)sizeof(ra_transfer);
-    if (bytes > 0) memmove((char *)all + link->rank * bytes, mine, (size_t)bytes);
-    if (others == 0) return RA_OK;
-    char *buffers = room < INT64_MAX ? ra_alloc(room) : NULL;
-    ra_transfer *transfers = ra_calloc(table);
-    uint64_t tag = GATHER_TAG + 1 + (link->gathers++ & 0xfffff);
-    ra_status status = RA_OK;
-    if (!buffers || !transfers) {
-        pthread_mutex_lock(&link->mutex);
-        status = break_link(link, ra_fail(RA_NOMEM, "no memory to exchange %lld bytes with %d ranks", (long long)bytes, link->ranks));
-        pthread_mutex_unlock(&link->mutex);
-    }
-    for (int64_t i = 0; i < others && status == RA_OK; i++) {
-        int peer = (int)((link->rank + link->ranks - 1 - i) % link->ranks);
-        status = ra_link_recv(link, peer, tag, 0, buffers + 2 * i * ra_round_up(frame, 8), bytes, &transfers[2 * i]);
-    }
-    for (int64_t i = 0; i < others && status == RA_OK; i++) {
-        int peer = (int)((link->rank + 1 + i) % link->ranks);
-        char *buf = buffers + (2 * i + 1) * ra_round_up(frame, 8);
-        if (bytes > 0) memcpy(buf + RA_LINK_HEADER, (char *)all + link->rank * bytes, (size_t)bytes);
-        status = ra_link_send(link, peer, tag, 0, buf, bytes, &transfers[2 * i + 1]);
-    }
-    if (status == RA_OK) status = ra_link_wait(link, transfers, 2 * others, phase);
-    for (int64_t i = 0; i < others && status == RA_OK && bytes > 0; i++) {
-        int peer = (int)((link->rank + link->ranks - 1 - i) % link->ranks);
-        memcpy((char *)all + peer * bytes, buffers + 2 * i * ra_round_up(frame, 8) + RA_LINK_HEADER, (size_t)bytes);
-    }
-    bool free_buffers = !transfers || ra_link_cancel(link, transfers, 2 * others);
-    ra_free(transfers, table);
-    if (free_buffers && buffers) ra_free(buffers, room);
-    return status;
 }

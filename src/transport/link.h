@@ -6,7 +6,9 @@
  *     [ header 64 | payload ... ]
  *       ^ buf       ^ buf + RA_LINK_HEADER
  *
- * Tags number the messages between two ranks; the same (peer, tag) is not in flight twice. The link knows nothing of attention.
+ * Tags number the messages between two ranks; those in flight at once between two ranks differ in their low RA_LINK_TAG_BITS (a
+ * transport may send only these). Tags from RA_LINK_OWN_TAG up are the link's own: heartbeats, verdicts and allgathers. A message that
+ * is being sent keeps its buffer, header included, so one buffer is not sent to two peers at once. The link knows nothing of attention.
  * After the first failure the link is broken: all later calls return that status. */
 #ifndef RA_TRANSPORT_LINK_H
 #define RA_TRANSPORT_LINK_H
@@ -14,6 +16,8 @@
 #include "ringattn.h"
 
 #define RA_LINK_HEADER 64
+#define RA_LINK_OWN_TAG ((uint64_t)1 << 63)
+#define RA_LINK_TAG_BITS 20
 
 typedef struct ra_link ra_link;
 
@@ -58,9 +62,10 @@ void ra_link_abort(ra_link *link, ra_status status, const char *reason);
 ra_status ra_link_status(const ra_link *link);
 
 typedef struct ra_link_counts {
-    int64_t bytes_sent, bytes_received; /* payload */
+    int64_t bytes_sent, bytes_received; /* payload of the caller's messages; the link's own do not count */
     int64_t messages_sent, messages_received;
     double wait_seconds;
+    int64_t kept_buffers; /* of requests that could not be cancelled: never freed */
 } ra_link_counts;
 ra_link_counts ra_link_read(const ra_link *link);
 

@@ -1,4 +1,5 @@
-/* The inside of a link, shared by link.c (messages), link_control.c (heartbeats, verdicts) and header.c (the frame). */
+/* The inside of a link, shared by link.c (messages), control.c (heartbeats and verdicts), history.c (the post-mortem) and header.c
+ * (the frame). */
 #ifndef RA_TRANSPORT_LINK_INTERNAL_H
 #define RA_TRANSPORT_LINK_INTERNAL_H
 
@@ -14,7 +15,7 @@
  * little endian; the header crc covers the 60 bytes before it. */
 typedef struct ra_header {
     uint16_t flags;
-    uint64_t sequence; /* 0, 1, ... from source to destination */
+    uint64_t sequence; /* 0, 1, ... from source to destination; control messages count by themselves */
     int64_t step;
     uint64_t tag;
     int64_t length; /* of the payload */
@@ -24,13 +25,15 @@ typedef struct ra_header {
 
 #define RA_HEADER_PAYLOAD_CRC 1u
 
+uint32_t ra_payload_crc(const void *buf, int64_t length);
 void ra_header_write(const ra_header *header, void *buf);
-/* RA_PROTOCOL with a sentence if magic, version, crc, flags or the reserved bytes are not as they should be. */
-ra_status ra_header_read(const void *buf, ra_header *header);
+/* Reads and checks everything that a receiver knows: mark, version, crc, flags, reserved bytes, and source, destination, tag, length
+ * (of `want`) against what came (`received` bytes in all), and the payload's crc when there is one. RA_PROTOCOL with a sentence. */
+ra_status ra_header_check(const void *buf, size_t received, const ra_header *want, ra_header *header);
 
-/* --------------------------------------------------------------------------------------------------------------- link */
+/* --------------------------------------------------------------------------------------------------------------- peers */
 
-#define RA_SEEN_WINDOW 4096 /* sequence numbers a peer's messages may be apart */
+#define RA_SEEN_WINDOW 1024 /* sequence numbers that may be outstanding at once */
 
 /* Which sequence numbers of a peer have come: all below `base`, and those whose bit (number % window) is set. */
 typedef struct ra_seen {
@@ -38,26 +41,75 @@ typedef struct ra_seen {
     uint64_t bits[RA_SEEN_WINDOW / 64];
 } ra_seen;
 
+bool ra_seen_has(const ra_seen *seen, uint64_t sequence);
 /* True the first time; false for a number that came before or lies beyond the window. */
 bool ra_seen_mark(ra_seen *seen, uint64_t sequence);
+
+/* What a rank tells about a message that a peer waits for. */
+typedef enum ra_answer { RA_ANSWER_NOT_SENT = 0, RA_ANSWER_SENDING = 1, RA_ANSWER_SENT = 2 } ra_answer;
+
+#define RA_SENT_LOG 32
+
+typedef struct ra_peer {
+    uint64_t sequence; /* of the next message to it */
+    ra_seen seen;
+
+    bool arrived; /* anything ever came from it */
+    double heard; /* when its last sign of life came */
+    bool left;    /* it said that it leaves, in peace */
+    bool lost;    /* the transport says that it is gone */
+    double left_at, lost_at;
+    double timeout; /* its own, as it said; 0: not yet known */
+    bool polled;    /* it beats only from inside calls */
+
+    /* Control messages: one receive posted, one heartbeat and one last word in flight; their frames lie in link->frames. */
+    void *inbox, *beat, *word;
+    bool beat_due;
+    uint64_t control_sequence, control_seen; /* of the next to it; one past the latest from it */
+
+    /* Messages that it may ask after: the latest finished sends to it. */
+    struct {
+        uint64_t tag, sequence;
+    } sent[RA_SENT_LOG];
+    uint64_t sent_count;
+    bool suspects; /* it waits for somebody whom it has not heard for too long */
+    bool asks;     /* it waits for asked_tag from here */
+    uint64_t asked_tag;
+
+    /* A message which it says it sent and which has not come. */
+    bool missing;
+    ra_answer missing_answer;
+    uint64_t missing_sequence;
+    double missing_since;
+} ra_peer;
+
+/* ------------------------------------------------------------------------------------------------------------- messages */
 
 /* A message in flight; ra_transfer.request points to it. */
 typedef struct ra_flight {
     struct ra_flight *next, *previous;
-    void *request; /* the transport's */
+    void *request; /* the transport's; NULL once finished */
+    ra_status status; /* when finished */
+    size_t received;
     char *buf;
     int64_t payload, step;
-    uint64_t tag;
+    uint64_t tag, sequence;
     int32_t peer;
     bool receiving;
 } ra_flight;
 
-typedef struct ra_peer {
-    uint64_t sequence;   /* of the next message to it */
-    double heard;        /* when its last sign of life came */
-    bool arrived;        /* anything ever came */
-    ra_seen seen;
-} ra_peer;
+/* What happened lately, for the post-mortem. */
+typedef struct ra_event {
+    double time;
+    const char *what; /* "posted", "finished", "heard", ... */
+    int32_t peer;
+    bool receiving;
+    int64_t step, bytes;
+    uint64_t tag;
+} ra_event;
+
+#define RA_EVENTS 32
+#define RA_SENTENCE 344 /* bytes of a verdict's text, which travels */
 
 struct ra_link {
     ra_comm_ops ops;
@@ -66,18 +118,63 @@ struct ra_link {
     char transport[16];
     pthread_mutex_t mutex; /* around everything below and around every call of ops */
 
-    double timeout, start_timeout;
+    double timeout, start_timeout, created;
     bool checksum;
     ra_peer *peers;
+    char *frames;               /* of control messages: inbox, beat and word of each peer */
     ra_flight *flights, *spare; /* in flight; kept for reuse */
+    ra_flight *polled;          /* the one that ra_link_poll looks at next */
     uint64_t gathers;           /* ra_link_allgather calls so far: their tags */
     ra_link_counts counts;
-    int64_t kept_buffers; /* of requests that could not be cancelled */
+
+    double next_beat, serviced;
+    int suspect; /* a peer that is silent for too long; -1: none */
+    double suspected;
+    const ra_flight *awaited; /* what ra_link_wait waits for now, and since when */
+    double awaited_since;
+    char phase[24];
+    int64_t step;
+
+    pthread_t thread; /* beats while the caller computes */
+    bool threaded, stopping;
+    pthread_cond_t wake;
+
+    ra_event events[RA_EVENTS];
+    uint64_t event_count;
 
     ra_status status; /* not RA_OK: broken */
-    char sentence[512];
+    int culprit;      /* the rank that broke it */
+    char sentence[RA_SENTENCE];
 };
 
+#define RA_CONTROL_TAG RA_LINK_OWN_TAG
+#define RA_LINK_GRACE 0.5 /* seconds between a suspicion and the verdict */
+
 double ra_link_now(void);
+
+/* All of these are called with the lock held. */
+
+/* Starts control messages and the thread that beats; nothing for one rank. */
+ra_status ra_control_start(ra_link *link);
+/* Stops the thread; not with the lock held. */
+void ra_control_stop(ra_link *link);
+/* Says the last word (leaving in peace, or why the link is broken) and gives up all control messages. Bounded. */
+void ra_control_leave(ra_link *link);
+/* Reads control messages, beats when it is time, and judges the silent. May break the link. */
+void ra_control_service(ra_link *link);
+/* Only reads control messages: a verdict that has come goes before one's own. */
+void ra_control_read(ra_link *link);
+/* Puts the last word on its way to every peer. */
+void ra_control_tell(ra_link *link);
+
+/* Breaks the link, with the sentence recorded on this thread, unless it is broken already; tells the peers; returns why it is
+ * broken and records the sentence. */
+ra_status ra_link_break(ra_link *link, ra_status status, int culprit);
+/* RA_OK, or why it is broken, with the sentence recorded. */
+ra_status ra_link_broken(const ra_link *link);
+
+void ra_history_note(ra_link *link, const char *what, int peer, bool receiving, uint64_t tag, int64_t step, int64_t bytes);
+/* The post-mortem as log lines of level warn. */
+void ra_history_print(ra_link *link);
 
 #endif
