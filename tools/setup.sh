@@ -47,7 +47,11 @@ need_for_ci() {
     need clang have clang
     case $(uname -m) in
     x86_64) ;;
-    *) need gcc-x86-64-linux-gnu have x86_64-linux-gnu-gcc ;;
+    *)
+        need gcc-x86-64-linux-gnu have x86_64-linux-gnu-gcc
+        need libc6-dev-amd64-cross test -e /usr/x86_64-linux-gnu/include/stdio.h
+        need qemu-user have qemu-x86_64
+        ;;
     esac
 }
 
