@@ -229,6 +229,9 @@ typedef struct ra_rank_summary {
     int64_t shard_bytes_backward; /* dout, dq, dk, dv more */
     int64_t workspace_bytes;    /* forward */
     int64_t workspace_bytes_backward;
+    ra_schedule schedule; /* what is chosen where the descriptor leaves a choice, the same on every rank, and why */
+    int64_t bucket;
+    char reason[160];
 } ra_rank_summary;
 
 /* The summary of any rank of any group size, without a communicator. */
