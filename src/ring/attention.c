@@ -1,0 +1,145 @@
+/* The public calls: arguments are checked here, before anything is touched. */
+#include <inttypes.h>
+#include <stdint.h>
+
+#include "core/dtype.h"
+#include "core/status.h"
+#include "ring/ring.h"
+
+ra_tensor ra_tensor_bnhd(void *data, int64_t rows, int64_t heads, int64_t dim) {
+    return (ra_tensor){data, rows * heads * dim, heads * dim, dim};
+}
+ra_tensor ra_tensor_lse(void *data, int64_t rows, int64_t heads) { return (ra_tensor){data, heads * rows, 1, rows}; }
+
+/* One argument: a tensor of batch x rows x heads x dim. */
+typedef struct argument {
+    const char *name;
+    const ra_tensor *tensor;
+    int64_t rows, heads, dim, size;
+    bool output, optional;
+} argument;
+
+static bool is_empty(const ra_config *c, const argument *a) { return c->batch == 0 || a->rows == 0; }
+
+/* The bytes that an argument may touch: [*low, *high). */
+static void extent(const ra_config *c, const argument *a, uintptr_t *low, uintptr_t *high) {
+    int64_t first = 0, last = a->dim;
+    const int64_t strides[3] = {a->tensor->batch, a->tensor->row, a->tensor->head}, counts[3] = {c->batch, a->rows, a->heads};
+    for (int i = 0; i < 3; i++) {
+        int64_t reach = strides[i] * (counts[i] - 1);
+        if (reach < 0) first += reach;
+        else last += reach;
+    }
+    *low = (uintptr_t)a->tensor->data + (uintptr_t)(first * a->size);
+    *high = (uintptr_t)a->tensor->data + (uintptr_t)(last * a->size);
+}
+
+/* No stride of an output may be 0 where there is more than one element to write, and its rows may not overlap each other. */
+static ra_status check_output(const ra_config *c, const argument *a) {
+    const int64_t strides[3] = {a->tensor->batch, a->tensor->row, a->tensor->head}, counts[3] = {c->batch, a->rows, a->heads};
+    const char *names[3] = {"batch", "row", "head"};
+    for (int i = 0; i < 3; i++)
+        if (counts[i] > 1 && strides[i] > -a->dim && strides[i] < a->dim)
+            return ra_fail(RA_INVALID, "%s: a %s stride of %" PRId64 " makes rows of %" PRId64 " elements overlap", a->name, names[i],
+                           strides[i], a->dim);
+    return RA_OK;
+}
+
+/* Whether rows of a and b can meet when b starts `gap` elements after a, over the dimensions from `level` on, longest stride first. Only
+ * the index differences that bring the two closest can make them meet, since shorter strides fit into longer ones. */
+static bool rows_meet(const argument *a, const argument *b, int64_t gap, const int64_t strides[3], const int64_t a_counts[3],
+                      const int64_t b_counts[3], int level) {
+    if (level == 3) return gap > -b->dim && gap < a->dim;
+    if (strides[level] == 0) return rows_meet(a, b, gap, strides, a_counts, b_counts, level + 1);
+    int64_t closest = ra_floor_div(gap, strides[level]);
+    for (int64_t difference = closest - 1; difference <= closest + 1; difference++) {
+        if (difference <= -b_counts[level] || difference >= a_counts[level]) continue;
+        if (rows_meet(a, b, gap - difference * strides[level], strides, a_counts, b_counts, level + 1)) return true;
+    }
+    return false;
+}
+
+/* Slices of one packed tensor have the same strides and are told apart exactly; others must lie in different ranges of memory. */
+static bool share_memory(const ra_config *c, const argument *a, const argument *b) {
+    uintptr_t low[2], high[2];
+    extent(c, a, &low[0], &high[0]);
+    extent(c, b, &low[1], &high[1]);
+    if (low[0] >= high[1] || low[1] >= high[0]) return false;
+    const ra_tensor *x = a->tensor, *y = b->tensor;
+    if (a->size != b->size || x->batch != y->batch || x->row != y->row || x->head != y->head) return true;
+    int64_t bytes = (int64_t)((uintptr_t)y->data - (uintptr_t)x->data);
+    if (bytes % a->size != 0) return true;
+    int64_t strides[3] = {x->batch, x->row, x->head}, a_counts[3] = {c->batch, a->rows, a->heads};
+    int64_t b_counts[3] = {c->batch, b->rows, b->heads};
+    for (int i = 0; i < 3; i++) {
+        if (strides[i] < 0) return true; /* backwards and entangled: not worth telling apart */
+        for (int j = i; j > 0 && strides[j] > strides[j - 1]; j--) {
+            int64_t t = strides[j], u = a_counts[j], v = b_counts[j];
+            strides[j] = strides[j - 1], a_counts[j] = a_counts[j - 1], b_counts[j] = b_counts[j - 1];
+            strides[j - 1] = t, a_counts[j - 1] = u, b_counts[j - 1] = v;
+        }
+    }
+    return rows_meet(a, b, bytes / a->size, strides, a_counts, b_counts, 0);
+}
+
+static ra_status check_arguments(const ra_config *c, const argument *args, int count) {
+    for (int i = 0; i < count; i++) {
+        if (is_empty(c, &args[i])) continue;
+        if (!args[i].tensor->data && !args[i].optional) return ra_fail(RA_INVALID, "%s is NULL", args[i].name);
+        if (args[i].tensor->data && (uintptr_t)args[i].tensor->data % (uintptr_t)args[i].size)
+            return ra_fail(RA_INVALID, "%s is not aligned to its elements of %" PRId64 " bytes", args[i].name, args[i].size);
+        if (args[i].tensor->data && args[i].output) RA_TRY(check_output(c, &args[i]));
+    }
+    for (int i = 0; i < count; i++) /* an output shares memory with nothing else */
+        for (int j = 0; j < count; j++) {
+            if (i == j || !args[i].output || (args[j].output && j < i)) continue;
+            if (!args[i].tensor->data || !args[j].tensor->data || is_empty(c, &args[i]) || is_empty(c, &args[j])) continue;
+            if (share_memory(c, &args[i], &args[j])) return ra_fail(RA_INVALID, "%s and %s share memory", args[i].name, args[j].name);
+        }
+    return RA_OK;
+}
+
+ra_status ra_forward(ra_plan *plan, const ra_forward_args *args) {
+    if (!plan) return ra_fail(RA_INVALID, "plan is NULL");
+    if (!args) return ra_fail(RA_INVALID, "args is NULL");
+    const ra_config *c = &plan->config;
+    int64_t rows_q = plan->view.rows_q, rows_k = plan->view.rows_k, dim = c->head_dim, size = (int64_t)ra_dtype_size(c->dtype);
+    const argument list[] = {{"q", &args->q, rows_q, c->heads, dim, size, false, false},
+                             {"k", &args->k, rows_k, c->kv_heads, dim, size, false, false},
+                             {"v", &args->v, rows_k, c->kv_heads, dim, size, false, false},
+                             {"out", &args->out, rows_q, c->heads, dim, size, true, false},
+                             {"lse", &args->lse, rows_q, c->heads, 1, ra_state_size(c->dtype), true, true}};
+    RA_TRY(check_arguments(c, list, (int)(sizeof list / sizeof *list)));
+    return ra_ring_forward(plan, args);
+}
+
+ra_status ra_backward(ra_plan *plan, const ra_backward_args *args) {
+    if (!plan) return ra_fail(RA_INVALID, "plan is NULL");
+    if (!args) return ra_fail(RA_INVALID, "args is NULL");
+    const ra_config *c = &plan->config;
+    int64_t rows_q = plan->view.rows_q, rows_k = plan->view.rows_k, dim = c->head_dim, size = (int64_t)ra_dtype_size(c->dtype);
+    int64_t state = ra_state_size(c->dtype);
+    const argument list[] = {{"q", &args->q, rows_q, c->heads, dim, size, false, false},
+                             {"k", &args->k, rows_k, c->kv_heads, dim, size, false, false},
+                             {"v", &args->v, rows_k, c->kv_heads, dim, size, false, false},
+                             {"out", &args->out, rows_q, c->heads, dim, size, false, false},
+                             {"lse", &args->lse, rows_q, c->heads, 1, state, false, false},
+                             {"dout", &args->dout, rows_q, c->heads, dim, size, false, false},
+                             {"dlse", &args->dlse, rows_q, c->heads, 1, state, false, true},
+                             {"dq", &args->dq, rows_q, c->heads, dim, size, true, false},
+                             {"dk", &args->dk, rows_k, c->kv_heads, dim, size, true, false},
+                             {"dv", &args->dv, rows_k, c->kv_heads, dim, size, true, false}};
+    RA_TRY(check_arguments(c, list, (int)(sizeof list / sizeof *list)));
+    return ra_ring_backward(plan, args);
+}
+
+ra_status ra_attention(const ra_attention_desc *desc, const ra_forward_args *args) {
+    ra_comm *comm = NULL;
+    ra_plan *plan = NULL;
+    RA_TRY(ra_comm_self(&comm));
+    ra_status status = ra_plan_create(comm, desc, &plan);
+    if (status == RA_OK) status = ra_forward(plan, args);
+    ra_plan_destroy(plan);
+    ra_comm_destroy(comm);
+    return status;
+}

@@ -1,0 +1,113 @@
+#include "ring/call.h"
+
+#include <time.h>
+
+#include "core/alloc.h"
+#include "core/status.h"
+
+double ra_seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+}
+
+ra_status ra_call_begin(ra_call *call, ra_plan *plan, const char *phase, int64_t workspace_bytes) {
+    ra_comm *comm = plan->comm;
+    *call = (ra_call){.plan = plan, .phase = phase};
+    RA_TRY(ra_link_status(comm->link));
+    void *block = NULL;
+    ra_status status = ra_pool_take(comm->pool, workspace_bytes, &block);
+    if (status == RA_OK) status = ra_comm_workers(comm, plan->threads);
+    call->workspace = block;
+    call->started = ra_seconds();
+    call->counts = ra_link_read(comm->link);
+    plan->stats.steps = 0;
+    plan->stats.compute_seconds = 0;
+    return status == RA_OK ? RA_OK : ra_call_end(call, status);
+}
+
+ra_status ra_call_end(ra_call *call, ra_status status) {
+    ra_comm *comm = call->plan->comm;
+    bool reusable = true;
+    if (status != RA_OK) {
+        ra_link_abort(comm->link, status, ra_last_error());
+        reusable = ra_link_cancel(comm->link, call->plan->transfers, call->transfer_count);
+    }
+    if (call->workspace && reusable) ra_pool_give(comm->pool, call->workspace);
+    ra_link_counts now = ra_link_read(comm->link);
+    ra_stats_data *stats = &call->plan->stats;
+    stats->bytes_sent = now.bytes_sent - call->counts.bytes_sent;
+    stats->bytes_received = now.bytes_received - call->counts.bytes_received;
+    stats->wait_seconds = now.wait_seconds - call->counts.wait_seconds;
+    return status;
+}
+
+char *ra_call_carve(const ra_call *call, int64_t *cursor, int64_t bytes) {
+    char *at = call->workspace + *cursor;
+    *cursor += ra_round_up(bytes, RA_ALIGN);
+    return bytes ? at : NULL;
+}
+
+/* ------------------------------------------------------------------------------------------------------- messages */
+
+ra_status ra_call_recv(ra_call *call, int peer, char *buffer, int64_t payload) {
+    ra_comm *comm = call->plan->comm;
+    ra_transfer *transfer = &call->plan->transfers[call->transfer_count++];
+    return ra_link_recv(comm->link, peer, comm->received[peer]++, call->step, buffer, payload, transfer);
+}
+
+ra_status ra_call_send(ra_call *call, int peer, char *buffer, int64_t payload) {
+    ra_comm *comm = call->plan->comm;
+    ra_transfer *transfer = &call->plan->transfers[call->transfer_count++];
+    return ra_link_send(comm->link, peer, comm->sent[peer]++, call->step, buffer, payload, transfer);
+}
+
+ra_status ra_call_wait(ra_call *call) {
+    if (call->transfer_count > 0)
+        RA_TRY(ra_link_wait(call->plan->comm->link, call->plan->transfers, call->transfer_count, call->phase));
+    call->transfer_count = 0;
+    return RA_OK;
+}
+
+void ra_call_poll(void *call) { ra_link_poll(((ra_call *)call)->plan->comm->link); }
+
+/* ---------------------------------------------------------------------------------------------------------- items */
+
+/* A view by head instead of by head index: the heads of a class start somewhere and have a step. */
+static ra_tensor by_index(ra_tensor tensor, int64_t size, const ra_item *item) {
+    tensor.data = tensor.data ? (char *)tensor.data + item->heads.start * tensor.head * size : NULL;
+    tensor.head *= item->heads.step;
+    return tensor;
+}
+
+static void add_items(ra_call *call, const ra_piece *piece, const ra_item_views *views, bool packed) {
+    ra_plan *plan = call->plan;
+    const ra_ring *ring = &plan->route.rings.rings[piece->ring];
+    int64_t size = (int64_t)ra_dtype_size(plan->config.dtype), state = plan->config.dtype == RA_F64 ? 8 : 4;
+    for (int64_t t = 0; t < ring->target_count; t++) {
+        if (ring->targets[t].rank != plan->view.rank) continue;
+        ra_item *items = &plan->items[call->item_count];
+        int64_t count = ra_items(&plan->route, piece, &ring->targets[t], packed, items);
+        for (int64_t i = 0; i < count; i++) {
+            items[i].k_view = packed ? views->k : by_index(views->k, size, &items[i]);
+            items[i].v_view = packed ? views->v : by_index(views->v, size, &items[i]);
+            items[i].dk_view = packed ? views->dk : by_index(views->dk, state, &items[i]);
+            items[i].dv_view = packed ? views->dv : by_index(views->dv, state, &items[i]);
+        }
+        call->item_count += count;
+    }
+}
+
+void ra_call_items_home(ra_call *call, const ra_piece *piece, const ra_item_views *home) { add_items(call, piece, home, false); }
+void ra_call_items_packed(ra_call *call, const ra_piece *piece, const ra_item_views *packed) { add_items(call, piece, packed, true); }
+
+void ra_call_items_local(ra_call *call, const ra_item_views *home) {
+    const ra_view *view = &call->plan->view;
+    for (int64_t i = 0; i < view->local_count; i++) {
+        const ra_ring *ring = &call->plan->route.rings.rings[view->local[i]];
+        for (int64_t s = 0; s < ring->source_count; s++) {
+            ra_piece whole = {.ring = view->local[i], .source = (int32_t)s, .repeats = ring->repeat, .rows = ring->sources[s].rows.count};
+            add_items(call, &whole, home, false);
+        }
+    }
+}

@@ -1,0 +1,46 @@
+/* What a call of ra_forward or ra_backward carries from step to step. */
+#ifndef RA_RING_CALL_H
+#define RA_RING_CALL_H
+
+#include "ring/plan.h"
+
+typedef struct ra_call {
+    ra_plan *plan;
+    const char *phase; /* "forward", "backward" */
+    char *workspace;   /* from the pool */
+    int64_t step;
+    int64_t transfer_count; /* posted in this step */
+    int64_t item_count;     /* of this step */
+    double started;
+    ra_link_counts counts; /* of the link, at the start */
+} ra_call;
+
+/* Checks the communicator, takes the workspace and the workers. */
+ra_status ra_call_begin(ra_call *call, ra_plan *plan, const char *phase, int64_t workspace_bytes);
+/* Gives everything back, whatever happened, and tells the peers about a failure. Returns status. */
+ra_status ra_call_end(ra_call *call, ra_status status);
+
+/* The next `bytes` of the workspace, or NULL for 0 bytes; *cursor starts at 0. */
+char *ra_call_carve(const ra_call *call, int64_t *cursor, int64_t bytes);
+
+/* Start a message of this step. buffer has room for the header. */
+ra_status ra_call_recv(ra_call *call, int peer, char *buffer, int64_t payload);
+ra_status ra_call_send(ra_call *call, int peer, char *buffer, int64_t payload);
+/* Waits for all messages of this step. */
+ra_status ra_call_wait(ra_call *call);
+/* Lets messages progress; a kernel's poll. */
+void ra_call_poll(void *call);
+
+/* Adds the items of a message to the step: of what is at home (hop 0: k and v are this rank's tensors) or of packed pieces, which begin
+ * at buffer + offset. grad_of tells where the gradients of piece i go (NULL in forward: nowhere). */
+typedef struct ra_item_views {
+    ra_tensor k, v, dk, dv;
+} ra_item_views;
+void ra_call_items_home(ra_call *call, const ra_piece *piece, const ra_item_views *home);
+void ra_call_items_packed(ra_call *call, const ra_piece *piece, const ra_item_views *packed);
+/* Adds the items of all rings that this rank has for itself. */
+void ra_call_items_local(ra_call *call, const ra_item_views *home);
+
+double ra_seconds(void);
+
+#endif

@@ -1,0 +1,111 @@
+#include "ring/comm.h"
+
+#include "core/alloc.h"
+#include "core/status.h"
+#include "geometry/config.h"
+#include "ring/plan.h"
+
+static int64_t tag_bytes(const ra_comm *comm) { return (int64_t)sizeof(uint64_t) * ra_link_size(comm->link); }
+
+ra_status ra_comm_from_link(ra_link *link, ra_comm **result) {
+    ra_comm *comm = ra_calloc(sizeof *comm);
+    if (!comm) {
+        ra_link_destroy(link);
+        return ra_fail(RA_NOMEM, "no memory for a communicator");
+    }
+    comm->link = link;
+    comm->pool = ra_pool_create();
+    comm->sent = ra_calloc(tag_bytes(comm));
+    comm->received = ra_calloc(tag_bytes(comm));
+    if (!comm->pool || !comm->sent || !comm->received) {
+        ra_comm_destroy(comm);
+        return ra_fail(RA_NOMEM, "no memory for a communicator");
+    }
+    *result = comm;
+    return RA_OK;
+}
+
+ra_status ra_comm_workers(ra_comm *comm, int count) {
+    if (comm->workers && ra_workers_count(comm->workers) == count) return RA_OK;
+    ra_workers_destroy(comm->workers);
+    comm->workers = NULL;
+    return ra_workers_create(count, &comm->workers);
+}
+
+ra_status ra_comm_self(ra_comm **comm) {
+    if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
+    *comm = NULL;
+    ra_comm_ops ops;
+    void *ctx;
+    ra_link *link;
+    RA_TRY(ra_transport_self(&ops, &ctx));
+    RA_TRY(ra_link_create(&ops, ctx, 0, 1, "self", &link));
+    return ra_comm_from_link(link, comm);
+}
+
+ra_status ra_comm_threads(int ranks, ra_comm **comms) {
+    if (!comms) return ra_fail(RA_INVALID, "comms is NULL");
+    if (ranks < 1 || ranks > 4096) return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..4096", ranks);
+    for (int i = 0; i < ranks; i++) comms[i] = NULL;
+    ra_comm_ops ops;
+    void **ctxs = ra_calloc((int64_t)sizeof(void *) * ranks);
+    if (!ctxs) return ra_fail(RA_NOMEM, "no memory for %d ranks", ranks);
+    ra_status status = ra_transport_threads(ranks, &ops, ctxs);
+    int made = 0;
+    for (; status == RA_OK && made < ranks; made++) {
+        ra_link *link;
+        status = ra_link_create(&ops, ctxs[made], made, ranks, "threads", &link);
+        if (status == RA_OK) status = ra_comm_from_link(link, &comms[made]);
+        if (status != RA_OK) { /* this one is gone already; the later ones were never taken over */
+            for (int i = made + 1; i < ranks; i++) ops.destroy(ctxs[i]);
+            break;
+        }
+    }
+    for (int i = 0; status != RA_OK && i < made; i++) {
+        ra_comm_destroy(comms[i]);
+        comms[i] = NULL;
+    }
+    ra_free(ctxs, (int64_t)sizeof(void *) * ranks);
+    return status;
+}
+
+ra_status ra_comm_custom(const ra_comm_ops *ops, void *ctx, int rank, int ranks, ra_comm **comm) {
+    if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
+    *comm = NULL;
+    if (!ops) return ra_fail(RA_INVALID, "ops is NULL");
+    if (ops->struct_size != sizeof *ops)
+        return ra_fail(RA_INVALID, "ops has struct_size %u, this library knows %zu", ops->struct_size, sizeof *ops);
+    if (!ops->post_recv || !ops->post_send || !ops->wait || !ops->cancel)
+        return ra_fail(RA_INVALID, "ops lacks post_recv, post_send, wait or cancel");
+    if (ranks < 1 || ranks > RA_MAX_RANKS) return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
+    if (rank < 0 || rank >= ranks) return ra_fail(RA_INVALID, "rank is %d, which is not in 0..%d", rank, ranks - 1);
+    ra_link *link;
+    RA_TRY(ra_link_create(ops, ctx, rank, ranks, "custom", &link));
+    return ra_comm_from_link(link, comm);
+}
+
+int ra_comm_rank(const ra_comm *comm) { return comm ? ra_link_rank(comm->link) : -1; }
+int ra_comm_size(const ra_comm *comm) { return comm ? ra_link_size(comm->link) : 0; }
+const char *ra_comm_transport(const ra_comm *comm) { return comm ? ra_link_transport(comm->link) : ""; }
+
+ra_status ra_comm_set_timeout(ra_comm *comm, double timeout, double start_timeout) {
+    if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
+    if (!(timeout > 0)) return ra_fail(RA_INVALID, "timeout is %g, which is not above 0", timeout);
+    if (!(start_timeout > 0)) return ra_fail(RA_INVALID, "start_timeout is %g, which is not above 0", start_timeout);
+    return ra_link_set_timeout(comm->link, timeout, start_timeout);
+}
+
+void ra_comm_abort(ra_comm *comm, ra_status status, const char *reason) {
+    if (comm) ra_link_abort(comm->link, status == RA_OK ? RA_ABORTED : status, reason ? reason : "aborted by the caller");
+}
+
+void ra_comm_destroy(ra_comm *comm) {
+    if (!comm) return;
+    ra_plan_cache_clear(comm);
+    ra_workers_destroy(comm->workers);
+    if (comm->sent) ra_free(comm->sent, tag_bytes(comm));
+    if (comm->received) ra_free(comm->received, tag_bytes(comm));
+    ra_link_destroy(comm->link);
+    if (comm->pool) ra_pool_destroy(comm->pool);
+    ra_free(comm, sizeof *comm);
+}

@@ -1,0 +1,26 @@
+/* A communicator: the link to the peers, and what a rank keeps between calls. */
+#ifndef RA_RING_COMM_H
+#define RA_RING_COMM_H
+
+#include "core/pool.h"
+#include "core/workers.h"
+#include "transport/link.h"
+
+#define RA_CACHE_ENTRIES 32
+
+struct ra_comm {
+    ra_link *link;
+    ra_pool *pool;
+    ra_workers *workers; /* made by the first plan, made anew when another number is asked for */
+    uint64_t *sent, *received; /* messages to and from each rank so far: the next tags */
+    ra_plan *plans;            /* cached, latest used first */
+    int64_t plan_count;
+    int64_t cache_hits, cache_misses;
+};
+
+/* Takes the link over, also on failure. */
+ra_status ra_comm_from_link(ra_link *link, ra_comm **comm);
+/* Makes comm->workers have `count` workers. */
+ra_status ra_comm_workers(ra_comm *comm, int count);
+
+#endif

@@ -1,0 +1,74 @@
+#include "ring/pack.h"
+
+#include <string.h>
+
+#include "core/dtype.h"
+
+/* Where row `row` of repeat `repeat` of a piece lies in its rank's tensor, and how its heads are spread. */
+typedef struct rows_at {
+    int64_t first, row_step, repeat_step; /* in local rows */
+    ra_span heads;
+} rows_at;
+
+static rows_at place(const ra_route *route, const ra_piece *piece) {
+    const ra_ring *ring = &route->rings.rings[piece->ring];
+    const ra_part *source = &ring->sources[piece->source];
+    return (rows_at){source->rows.row + piece->first_repeat * source->row_shift + piece->first_row * source->rows.row_step,
+                     source->rows.row_step, source->row_shift, route->rings.classes[ring->class_index].heads};
+}
+
+/* Calls copy(packed, row) for each row in packed order; `size` is that of a tensor's element. */
+#define EACH_ROW(route, piece, tensor, size, packed_size, body)                                                                \
+    do {                                                                                                                       \
+        const ra_config *c_ = (route)->config;                                                                                 \
+        rows_at at_ = place((route), (piece));                                                                                 \
+        int64_t step_ = at_.row_step * (tensor).row * (size), bytes_ = c_->head_dim * (packed_size);                           \
+        for (int64_t b_ = 0; b_ < c_->batch; b_++)                                                                             \
+            for (int64_t h_ = 0; h_ < at_.heads.count; h_++)                                                                   \
+                for (int64_t r_ = 0; r_ < (piece)->repeats; r_++) {                                                            \
+                    int64_t head_ = at_.heads.start + h_ * at_.heads.step, first_ = at_.first + r_ * at_.repeat_step;          \
+                    char *row = (char *)(tensor).data +                                                                        \
+                                (b_ * (tensor).batch + head_ * (tensor).head + first_ * (tensor).row) * (size);                \
+                    for (int64_t i_ = 0; i_ < (piece)->rows; i_++, row += step_, packed += bytes_) body;                       \
+                }                                                                                                              \
+    } while (0)
+
+void ra_pack(const ra_route *route, const ra_piece *piece, ra_tensor tensor, char *packed) {
+    int64_t size = (int64_t)ra_dtype_size(route->config->dtype);
+    size_t bytes = (size_t)(route->config->head_dim * size);
+    EACH_ROW(route, piece, tensor, size, size, memcpy(packed, row, bytes));
+}
+
+void ra_pack_message(const ra_route *route, const ra_message *message, ra_tensor k, ra_tensor v, char *packed) {
+    for (int64_t i = 0; i < message->count && message->pieces[i].hops > 0; i++) {
+        const ra_piece *piece = &message->pieces[i];
+        int64_t bytes = ra_piece_elements(route, piece) * (int64_t)ra_dtype_size(route->config->dtype);
+        ra_pack(route, piece, k, packed);
+        ra_pack(route, piece, v, packed + bytes);
+        packed += 2 * bytes;
+    }
+}
+
+void ra_add_sums(ra_dtype dtype, char *a, const char *b, int64_t count) {
+    if (dtype == RA_F64) {
+        double *x = (double *)(void *)a;
+        const double *y = (const double *)(const void *)b;
+        for (int64_t i = 0; i < count; i++) x[i] += y[i];
+    } else {
+        float *x = (float *)(void *)a;
+        const float *y = (const float *)(const void *)b;
+        for (int64_t i = 0; i < count; i++) x[i] += y[i];
+    }
+}
+
+void ra_unpack_add(const ra_route *route, const ra_piece *piece, const char *packed, ra_tensor sums) {
+    int64_t size = ra_state_size(route->config->dtype);
+    EACH_ROW(route, piece, sums, size, size, ra_add_sums(c_->dtype, row, packed, c_->head_dim));
+}
+
+ra_tensor ra_packed_view(const ra_route *route, const ra_piece *piece, char *packed) {
+    const ra_ring *ring = &route->rings.rings[piece->ring];
+    int64_t rows = piece->repeats * piece->rows, heads = route->rings.classes[ring->class_index].heads.count;
+    int64_t dim = route->config->head_dim;
+    return (ra_tensor){packed, heads * rows * dim, dim, rows * dim};
+}

@@ -1,0 +1,228 @@
+/* Plans: making them, agreeing on them, keeping them. */
+#include "ring/plan.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "core/alloc.h"
+#include "core/dtype.h"
+#include "core/status.h"
+#include "ring/agree.h"
+#include "ring/ring.h"
+#include "ring/summary.h"
+
+/* ----------------------------------------------------------------------------------------------------------- making */
+
+static void free_plan(ra_plan *plan) {
+    ra_arena_free(&plan->arena);
+    ra_free(plan, sizeof *plan);
+}
+
+/* Bytes a rank holds in one pass, shards included. */
+static int64_t held_bytes(const ra_config *c, const ra_view *view, int64_t workspace) {
+    int64_t size = (int64_t)ra_dtype_size(c->dtype);
+    int64_t q = c->batch * view->rows_q * c->heads, k = c->batch * view->rows_k * c->kv_heads;
+    return ra_sat_add((2 * q + 2 * k) * c->head_dim * size + q * ra_state_size(c->dtype), workspace);
+}
+
+/* The route with the chosen bucket; with a memory limit, an open bucket is halved until the rank fits. */
+static ra_status make_route(ra_plan *plan, int rank, int ranks) {
+    ra_config *c = &plan->config;
+    ra_choice choice;
+    RA_TRY(ra_choose(c, ranks, &choice));
+    plan->schedule = choice.schedule;
+    snprintf(plan->reason, sizeof plan->reason, "%s", choice.reason);
+    plan->threads = ra_default_threads(c, ranks);
+    for (int64_t bucket = choice.bucket;; bucket = ra_max(1, bucket / 2)) {
+        RA_TRY(ra_route_create(&plan->arena, c, ranks, bucket, &plan->route));
+        RA_TRY(ra_view_create(&plan->arena, &plan->route, rank, &plan->view));
+        plan->problem = ra_problem_of(c, &plan->view);
+        RA_TRY(ra_kernel_find(c->kernel[0] ? c->kernel : NULL, c->device, &plan->problem, &plan->kernel));
+        plan->forward = ra_workspace_of(c, &plan->view, plan->kernel, plan->threads, false);
+        plan->backward = ra_workspace_of(c, &plan->view, plan->kernel, plan->threads, true);
+        int64_t bytes = held_bytes(c, &plan->view, plan->forward.total);
+        if (c->memory_limit == 0 || bytes <= c->memory_limit) return RA_OK;
+        if (c->bucket > 0 || bucket == 1)
+            return ra_fail(RA_NOMEM, "rank %d needs %" PRId64 " bytes, more than the memory limit of %" PRId64, rank, bytes,
+                           c->memory_limit);
+        snprintf(plan->reason, sizeof plan->reason, "ring; bucket %" PRId64 " to stay within the memory limit", ra_max(1, bucket / 2));
+    }
+}
+
+/* What steps reuse: lists of messages, items and transfers of the largest step. */
+static ra_status make_room(ra_plan *plan) {
+    const ra_view *view = &plan->view;
+    ra_messages *lists[] = {&plan->held, &plan->next_held, &plan->previous, &plan->mine};
+    for (int i = 0; i < 4; i++) ra_messages_create(&plan->arena, view->own, view->own_count, lists[i]);
+    plan->items = ra_arena_take(&plan->arena, view->local_items + view->bounds.step_items + 1, sizeof(ra_item));
+    plan->transfers = ra_arena_take(&plan->arena, view->bounds.transfers + 1, sizeof(ra_transfer));
+    return plan->arena.failed ? ra_fail(RA_NOMEM, "no memory for the plan of rank %d", view->rank) : RA_OK;
+}
+
+static ra_status make_plan(const ra_attention_desc *desc, int rank, int ranks, ra_plan **result) {
+    ra_plan *plan = ra_calloc(sizeof *plan);
+    if (!plan) return ra_fail(RA_NOMEM, "no memory for a plan");
+    ra_status status = ra_config_create(&plan->arena, desc, &plan->config);
+    if (status == RA_OK) status = make_route(plan, rank, ranks);
+    if (status == RA_OK) status = make_room(plan);
+    if (status != RA_OK) {
+        free_plan(plan);
+        return status;
+    }
+    *result = plan;
+    return RA_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ cache */
+
+void ra_plan_cache_clear(ra_comm *comm) {
+    while (comm->plans) {
+        ra_plan *plan = comm->plans;
+        comm->plans = plan->next;
+        free_plan(plan);
+    }
+    comm->plan_count = 0;
+}
+
+/* Finds an idle plan and takes it out of the list. */
+static ra_plan *take_cached(ra_comm *comm, const char *key, int64_t key_bytes) {
+    for (ra_plan **at = &comm->plans; *at; at = &(*at)->next) {
+        ra_plan *plan = *at;
+        if (plan->taken || plan->key_bytes != key_bytes || memcmp(plan->key, key, (size_t)key_bytes) != 0) continue;
+        *at = plan->next;
+        return plan;
+    }
+    return NULL;
+}
+
+/* Drops the idle plan that was used longest ago when there are too many. */
+static void bound_cache(ra_comm *comm) {
+    if (comm->plan_count <= RA_CACHE_ENTRIES) return;
+    ra_plan **oldest = NULL;
+    for (ra_plan **at = &comm->plans; *at; at = &(*at)->next)
+        if (!(*at)->taken) oldest = at;
+    if (!oldest) return;
+    ra_plan *plan = *oldest;
+    *oldest = plan->next;
+    comm->plan_count--;
+    free_plan(plan);
+}
+
+static ra_status find_or_make(ra_comm *comm, const ra_attention_desc *desc, const char *key, int64_t key_bytes, ra_plan **result) {
+    ra_plan *plan = take_cached(comm, key, key_bytes);
+    if (plan) {
+        comm->cache_hits++;
+    } else {
+        comm->cache_misses++;
+        RA_TRY(make_plan(desc, ra_comm_rank(comm), ra_comm_size(comm), &plan));
+        plan->key = ra_arena_take(&plan->arena, key_bytes, 1);
+        if (!plan->key) {
+            free_plan(plan);
+            return ra_fail(RA_NOMEM, "no memory for a plan");
+        }
+        memcpy(plan->key, key, (size_t)key_bytes);
+        plan->key_bytes = key_bytes;
+        plan->comm = comm;
+        comm->plan_count++;
+    }
+    plan->taken = true;
+    plan->next = comm->plans;
+    comm->plans = plan;
+    bound_cache(comm);
+    *result = plan;
+    return RA_OK;
+}
+
+ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan **plan) {
+    if (!plan) return ra_fail(RA_INVALID, "plan is NULL");
+    *plan = NULL;
+    if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
+    RA_TRY(ra_link_status(comm->link));
+    ra_arena arena = {0};
+    ra_config config = {0};
+    char *key = NULL;
+    int64_t shared = 0, length = 0;
+    ra_status status = ra_config_create(&arena, desc, &config);
+    if (status == RA_OK) {
+        shared = ra_config_text(&config, NULL, 0);
+        length = shared + (int64_t)sizeof config.kernel + 16;
+        key = ra_arena_take(&arena, length, 1);
+        if (!key) status = ra_fail(RA_NOMEM, "no memory for a plan");
+    }
+    if (status == RA_OK) {
+        ra_config_text(&config, key, length);
+        snprintf(key + shared, (size_t)(length - shared), "%s/%d", config.kernel, config.threads); /* this rank's own affair */
+    }
+    /* Every rank takes part in the agreement whatever became of its own plan, so that nobody waits for one that failed. */
+    ra_plan *made = NULL;
+    if (status == RA_OK) status = find_or_make(comm, desc, key, length, &made);
+    if (ra_comm_size(comm) > 1) {
+        if (status == RA_OK) ra_link_set_checksum(comm->link, config.checksum);
+        status = ra_agree(comm, status, status == RA_OK ? key : "", status == RA_OK ? shared : 0);
+    }
+    ra_arena_free(&arena);
+    if (status != RA_OK) {
+        ra_plan_destroy(made);
+        return status;
+    }
+    *plan = made;
+    return RA_OK;
+}
+
+void ra_plan_destroy(ra_plan *plan) {
+    if (!plan) return;
+    plan->taken = false;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- asking */
+
+ra_status ra_plan_summary(const ra_attention_desc *desc, int rank, int ranks, ra_rank_summary *summary) {
+    if (!summary) return ra_fail(RA_INVALID, "summary is NULL");
+    if (summary->struct_size != sizeof *summary)
+        return ra_fail(RA_INVALID, "summary has struct_size %u, this library knows %zu", summary->struct_size, sizeof *summary);
+    if (ranks < 1 || ranks > RA_MAX_RANKS) return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
+    if (rank < 0 || rank >= ranks) return ra_fail(RA_INVALID, "rank is %d, which is not in 0..%d", rank, ranks - 1);
+    ra_plan *plan;
+    RA_TRY(make_plan(desc, rank, ranks, &plan));
+    ra_summarise(&plan->route, &plan->view, plan->kernel, plan->threads, summary);
+    free_plan(plan);
+    return RA_OK;
+}
+
+int64_t ra_plan_workspace(const ra_plan *plan, bool backward) {
+    if (!plan) return 0;
+    return backward ? plan->backward.total : plan->forward.total;
+}
+ra_schedule ra_plan_schedule(const ra_plan *plan) { return plan ? plan->schedule : RA_SCHEDULE_AUTO; }
+int64_t ra_plan_bucket(const ra_plan *plan) { return plan ? plan->route.bucket : 0; }
+const char *ra_plan_kernel(const ra_plan *plan) { return plan ? plan->kernel->name : ""; }
+const char *ra_plan_reason(const ra_plan *plan) { return plan ? plan->reason : ""; }
+
+ra_status ra_comm_stats(const ra_comm *comm, ra_stats_data *stats) {
+    if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
+    if (!stats) return ra_fail(RA_INVALID, "stats is NULL");
+    if (stats->struct_size != sizeof *stats)
+        return ra_fail(RA_INVALID, "stats has struct_size %u, this library knows %zu", stats->struct_size, sizeof *stats);
+    ra_pool_counts pool = ra_pool_read(comm->pool);
+    *stats = (ra_stats_data){.struct_size = (uint32_t)sizeof *stats,
+                             .pool_in_use = pool.in_use,
+                             .pool_peak = pool.peak,
+                             .pool_hits = pool.hits,
+                             .pool_misses = pool.misses,
+                             .cache_hits = comm->cache_hits,
+                             .cache_misses = comm->cache_misses,
+                             .cache_entries = comm->plan_count};
+    return RA_OK;
+}
+
+ra_status ra_stats(const ra_plan *plan, ra_stats_data *stats) {
+    if (!plan) return ra_fail(RA_INVALID, "plan is NULL");
+    RA_TRY(ra_comm_stats(plan->comm, stats));
+    stats->steps = plan->stats.steps;
+    stats->bytes_sent = plan->stats.bytes_sent;
+    stats->bytes_received = plan->stats.bytes_received;
+    stats->compute_seconds = plan->stats.compute_seconds;
+    stats->wait_seconds = plan->stats.wait_seconds;
+    return RA_OK;
+}

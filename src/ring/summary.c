@@ -1,0 +1,157 @@
+/* What a rank does and needs, in numbers, without doing it. */
+#include "core/dtype.h"
+#include "core/status.h"
+#include "geometry/count.h"
+#include "kernels/kernel.h"
+#include "ring/plan.h"
+#include "ring/summary.h"
+
+/* ------------------------------------------------------------------------------------------------- pairs and holes */
+
+typedef int64_t (*counter)(ra_span queries, ra_span keys, int64_t rate, const ra_config *config);
+
+static int64_t pairs_lattice(ra_span q, ra_span k, int64_t rate, const ra_config *c) {
+    (void)rate;
+    return ra_count_pairs(q, k, c->left, c->right);
+}
+static int64_t pairs_residue(ra_span q, ra_span k, int64_t rate, const ra_config *c) {
+    return ra_count_pairs_residue(q, k, rate, c->left, c->right);
+}
+static int64_t covered_lattice(ra_span q, ra_span k, int64_t rate, const ra_config *c) {
+    (void)rate;
+    return ra_count_covered(q, k, c->left, c->right);
+}
+static int64_t covered_residue(ra_span q, ra_span k, int64_t rate, const ra_config *c) {
+    return ra_count_covered_residue(q, k, rate, c->left, c->right);
+}
+
+static ra_span span_of(const ra_item_rows *rows) { return (ra_span){rows->pos, rows->pos_step, rows->count}; }
+
+static ra_span shifted(ra_span span, int64_t shift) {
+    span.start += shift;
+    return span;
+}
+
+/* Sums a count over the repeats of a ring, with keys limited to [begin, end). Repeats that lie inside are alike; the one that each end goes
+ * through is counted by itself. */
+static int64_t over_repeats(const ra_config *c, const ra_ring *ring, const ra_class *class, ra_span q, counter count, int64_t begin,
+                            int64_t end) {
+    ra_span k = ra_lattice_keys(c, class, ring->origin);
+    if (ring->repeat == 1) return count(q, ra_span_clip(k, begin, end), class->rate, c);
+    int64_t low = ra_max(0, ra_ceil_div(begin - k.start, ring->shift)); /* repeats that lie inside: [low, high) */
+    int64_t high = ra_min(ring->repeat, ra_floor_div(end - 1 - ra_span_last(k), ring->shift) + 1);
+    int64_t sum = high > low ? ra_sat_mul(high - low, count(q, k, class->rate, c)) : 0;
+    int64_t ends[2] = {ra_floor_div(begin - k.start, ring->shift), ra_floor_div(end - 1 - k.start, ring->shift)};
+    for (int i = 0; i < 2; i++) {
+        int64_t at = ends[i], shift = at * ring->shift;
+        if (at < 0 || at >= ring->repeat || (at >= low && at < high) || (i == 1 && at == ends[0])) continue;
+        sum = ra_sat_add(sum, count(shifted(q, shift), ra_span_clip(shifted(k, shift), begin, end), class->rate, c));
+    }
+    return sum;
+}
+
+static int64_t over_batch(const ra_config *c, const ra_ring *ring, const ra_class *class, ra_span q, counter count) {
+    if (!c->has_key_range) return ra_sat_mul(c->batch, over_repeats(c, ring, class, q, count, 0, c->seq_k));
+    int64_t sum = 0;
+    for (int64_t b = 0; b < c->batch; b++)
+        sum = ra_sat_add(sum, over_repeats(c, ring, class, q, count, c->key_begin[b], c->key_end[b]));
+    return sum;
+}
+
+/* (query row, query head) pairs over the batch with a key in this class, or pairs with the keys themselves. */
+int64_t ra_count_over_rings(const ra_route *route, int rank, bool covered) {
+    const ra_config *c = route->config;
+    int64_t sum = 0;
+    for (int64_t i = 0; i < route->rings.count; i++) {
+        const ra_ring *ring = &route->rings.rings[i];
+        const ra_class *class = &route->rings.classes[ring->class_index];
+        int64_t heads = class->heads.count * (c->heads / c->kv_heads);
+        counter count = covered ? (class->residue ? covered_residue : covered_lattice) : (class->residue ? pairs_residue : pairs_lattice);
+        for (int64_t t = 0; t < ring->target_count; t++)
+            if (ring->targets[t].rank == rank)
+                sum = ra_sat_add(sum, ra_sat_mul(heads, over_batch(c, ring, class, span_of(&ring->targets[t].rows), count)));
+    }
+    return sum;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ bytes */
+
+/* Rows of a source, over all repeats, whose slices are [begin, end). */
+static int64_t slice_rows(const ra_ring *ring, const ra_part *source, int64_t begin, int64_t end) {
+    return (ra_min(source->rows.count, end * ring->cap) - begin * ring->cap) * ring->repeat;
+}
+
+typedef struct traffic {
+    int64_t kv, grads; /* elements */
+    int64_t hops;
+} traffic;
+
+static traffic sent_by(const ra_route *route, const ra_view *view) {
+    const ra_config *c = route->config;
+    traffic sum = {0};
+    int32_t round = -1;
+    int64_t farthest = 0;
+    for (int64_t o = 0; o < view->own_count; o++) {
+        const ra_channel *channel = view->own[o].channel;
+        if (channel->round != round) {
+            sum.hops += round < 0 ? 0 : farthest * route->rounds[round].buckets;
+            round = channel->round;
+            farthest = 0;
+        }
+        for (int64_t r = 0; r < channel->ring_count; r++) {
+            const ra_ring *ring = &route->rings.rings[channel->rings[r]];
+            int64_t width = 2 * c->batch * route->rings.classes[ring->class_index].heads.count * c->head_dim;
+            for (int64_t s = 0; s < ring->source_count; s++) {
+                int64_t up = ra_mod(view->own[o].member - ring->sources[s].member, ring->member_count);
+                int64_t down = ra_mod(-up, ring->member_count), begin = 0;
+                for (int64_t i = 0; i < ring->paths[s].count; i++) {
+                    const ra_reach *reach = &ring->paths[s].reaches[i];
+                    int64_t distance = reach->down ? down : up;
+                    int64_t elements = slice_rows(ring, &ring->sources[s], begin, reach->slice_end) * width;
+                    if (distance < reach->hops) sum.kv += elements;
+                    if (distance >= 1 && distance >= reach->first && distance <= reach->hops) sum.grads += elements;
+                    if (distance <= reach->hops) farthest = ra_max(farthest, distance);
+                    begin = reach->slice_end;
+                }
+            }
+        }
+    }
+    sum.hops += round < 0 ? 0 : farthest * route->rounds[round].buckets;
+    return sum;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- public */
+
+static int64_t count_items(const ra_route *route, const ra_view *view) {
+    int64_t items = 0;
+    for (int64_t i = 0; i < route->rings.count; i++) {
+        const ra_ring *ring = &route->rings.rings[i];
+        for (int64_t t = 0; t < ring->target_count; t++)
+            if (ring->targets[t].rank == view->rank) items += ring->source_count;
+    }
+    return items;
+}
+
+void ra_summarise(const ra_route *route, const ra_view *view, const ra_kernel *kernel, int threads, ra_rank_summary *summary) {
+    const ra_config *c = route->config;
+    int64_t size = (int64_t)ra_dtype_size(c->dtype), state = ra_state_size(c->dtype);
+    traffic sent = sent_by(route, view);
+    int64_t q = c->batch * view->rows_q * c->heads, k = c->batch * view->rows_k * c->kv_heads;
+    int64_t covered = ra_covered_rows(route, view);
+    *summary = (ra_rank_summary){
+        .struct_size = (uint32_t)sizeof *summary,
+        .rank = view->rank,
+        .rows_q = view->rows_q,
+        .rows_k = view->rows_k,
+        .pairs = ra_count_over_rings(route, view->rank, false),
+        .holes = covered < 0 ? -1 : q - covered,
+        .bytes_sent = sent.kv * size,
+        .bytes_sent_backward = sent.kv * size + sent.grads * state,
+        .hops = sent.hops,
+        .items = count_items(route, view),
+        .shard_bytes = (2 * q + 2 * k) * c->head_dim * size + q * state,
+        .shard_bytes_backward = (2 * q + 2 * k) * c->head_dim * size,
+        .workspace_bytes = ra_workspace_of(c, view, kernel, threads, false).total,
+        .workspace_bytes_backward = ra_workspace_of(c, view, kernel, threads, true).total,
+    };
+}

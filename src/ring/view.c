@@ -1,0 +1,97 @@
+#include <stdlib.h>
+
+#include "core/dtype.h"
+#include "core/status.h"
+#include "ring/plan.h"
+
+static int by_round(const void *a, const void *b) {
+    const ra_own_channel *x = a, *y = b;
+    if (x->channel->round != y->channel->round) return x->channel->round < y->channel->round ? -1 : 1;
+    return x->channel < y->channel ? -1 : x->channel > y->channel; /* the same order on every rank */
+}
+
+/* Items that the ring's sources can make on this rank when they all are at home. */
+static int64_t ring_items(const ra_ring *ring, int rank) {
+    int64_t targets = 0;
+    for (int64_t t = 0; t < ring->target_count; t++) targets += ring->targets[t].rank == rank;
+    return targets * ring->source_count * RA_ITEMS_MAX;
+}
+
+static bool meets_once(const ra_route *route, int rank) {
+    if (route->config->combine == RA_COMBINE_MIX && route->config->branches > 1) return false;
+    for (int64_t i = 0; i < route->rings.count; i++) {
+        const ra_ring *ring = &route->rings.rings[i];
+        bool mine = false;
+        for (int64_t t = 0; t < ring->target_count && !mine; t++) mine = ring->targets[t].rank == rank;
+        if (mine && (ring->source_count > 1 || ring->buckets > 1)) return false;
+    }
+    return true;
+}
+
+ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_view *view) {
+    const ra_config *c = route->config;
+    *view = (ra_view){.rank = rank};
+    view->own = ra_arena_take(arena, route->channel_count, sizeof(ra_own_channel));
+    view->local = ra_arena_take(arena, route->rings.count, sizeof(int32_t));
+    if (arena->failed) return ra_fail(RA_NOMEM, "no memory for the plan of rank %d", rank);
+    for (int64_t i = 0; i < route->channel_count; i++) {
+        int64_t member = ra_channel_member(&route->channels[i], rank);
+        if (member >= 0) view->own[view->own_count++] = (ra_own_channel){&route->channels[i], member};
+    }
+    qsort(view->own, (size_t)view->own_count, sizeof *view->own, by_round);
+    for (int64_t i = 0; i < route->rings.count; i++) {
+        const ra_ring *ring = &route->rings.rings[i];
+        if (ring->channel >= 0 || ring->members[0] != rank) continue;
+        view->local[view->local_count++] = (int32_t)i;
+        view->local_items += ring_items(ring, rank);
+    }
+    view->rows_q = ra_shard_of(c->layout, rank, route->ranks, c->seq_q).count;
+    view->rows_k = ra_shard_of(c->layout, rank, route->ranks, c->seq_k).count;
+    view->single = meets_once(route, rank);
+    view->bounds = ra_message_bound(route, view->own, view->own_count, rank);
+    return RA_OK;
+}
+
+ra_problem ra_problem_of(const ra_config *c, const ra_view *view) {
+    return (ra_problem){.dtype = c->dtype,
+                        .batch = c->batch,
+                        .heads = c->heads,
+                        .kv_heads = c->kv_heads,
+                        .head_dim = c->head_dim,
+                        .rows_q = view->rows_q,
+                        .scale = c->scale,
+                        .left = c->left,
+                        .right = c->right,
+                        .key_begin = c->has_key_range ? c->key_begin : NULL,
+                        .key_end = c->has_key_range ? c->key_end : NULL,
+                        .dropout = c->dropout,
+                        .seed = c->seed};
+}
+
+int ra_default_threads(const ra_config *c, int ranks) {
+    if (c->threads > 0) return c->threads;
+    return (int)ra_max(1, ra_usable_cores() / ranks);
+}
+
+ra_workspace ra_workspace_of(const ra_config *c, const ra_view *view, const ra_kernel *kernel, int threads, bool backward) {
+    ra_problem problem = ra_problem_of(c, view);
+    int64_t state = ra_state_size(c->dtype), narrow = c->dtype == RA_BF16 || c->dtype == RA_F16;
+    int64_t rows = c->batch * view->rows_q * c->heads * state; /* bytes of a number a row and head; m, l, delta */
+    int64_t keys = c->batch * view->rows_k * c->kv_heads * c->head_dim * state;
+    ra_workspace w = {.kv = view->bounds.kv_bytes};
+    if (backward) {
+        w.delta = rows;
+        w.dq = narrow ? rows * c->head_dim : 0;
+        w.dk = w.dv = narrow ? keys : 0;
+        w.grad = view->bounds.grad_bytes;
+        w.grad_in = view->bounds.grad_in_bytes;
+        w.scratch = kernel->backward_scratch(&problem, threads);
+    } else {
+        w.acc = narrow && !view->single ? rows * c->head_dim : 0;
+        w.m = w.l = view->single ? 0 : rows;
+        w.scratch = kernel->forward_scratch(&problem, threads);
+    }
+    int64_t parts[] = {w.acc, w.m, w.l, w.delta, w.dq, w.dk, w.dv, w.kv, w.kv, w.grad, w.grad, w.grad_in, w.scratch};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) w.total += ra_round_up(parts[i], 64);
+    return w;
+}
