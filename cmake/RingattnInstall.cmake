@@ -21,3 +21,8 @@ file(RELATIVE_PATH prefix_from_pc /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
 string(REGEX REPLACE "/$" "" prefix_from_pc "${prefix_from_pc}")
 configure_file(cmake/ringattn.pc.in ringattn.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/ringattn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+
+# A Python wheel (pyproject.toml) holds the shared library beside the package's files; wheels know no symbolic links.
+if(SKBUILD)
+    install(FILES $<TARGET_FILE:ringattn> DESTINATION ringattn COMPONENT python RENAME libringattn.so)
+endif()

@@ -1,0 +1,225 @@
+"""``attention`` for NumPy arrays and whatever speaks DLPack; torch tensors are handed to ringattn.torch."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from typing import Any, Optional, Sequence
+
+import numpy as np
+
+from . import _lib
+from ._config import Options, Shape, make_options
+from ._engine import NOTHING, Alone, Ranges, Tensor
+from .dist import resolve
+
+_DTYPES = {np.dtype(np.float32): _lib.F32, np.dtype(np.float16): _lib.F16, np.dtype(np.float64): _lib.F64}
+
+
+def attention(query: Any, key: Any, value: Any, segment_lengths: Optional[Sequence[int]] = None,
+              dilation_rates: Optional[Sequence[int]] = None, is_causal: bool = False, window: Optional[tuple[int, int]] = None,
+              key_range: Any = None, scale: Optional[float] = None, dropout_p: float = 0.0, seed: Any = None, combine: str = "heads",
+              offset: str = "branch", dilate_queries: bool = True, group: Any = None, layout: str = "contiguous",
+              query_placement: str = "sharded", schedule: str = "auto", bucket: Optional[int] = None, threads: Optional[int] = None,
+              timeout: Optional[float] = None, kernel: str = "auto", return_lse: bool = False) -> Any:
+    """Exact attention over global positions, dense or dilated, alone or on a ring of ranks.
+
+    Args:
+        query: ``[B, Nq, H, D]``: NumPy array, torch tensor, or anything with ``__dlpack__``. With a group, this rank's rows.
+        key, value: ``[B, Nk, Hk, D]``; H is a multiple of Hk (query head h reads KV head ``h // (H // Hk)``).
+        segment_lengths, dilation_rates: the branches of a dilated pattern, a segment length of 0 meaning the whole sequence; None for
+            dense attention.
+        is_causal: no key after its query. The last query meets the last key, also where Nq and Nk differ.
+        window: ``(left, right)``, how far before and after its query a key may lie; -1 for no limit.
+        key_range: ``(begin, end)`` or one such pair for each batch entry: keys outside are not attended (padding).
+        scale: of the scores; ``1 / sqrt(D)`` by default.
+        dropout_p, seed: dropout of the attention weights. The mask depends on the seed and global positions alone; without a seed
+            one is drawn from NumPy's or torch's global generator (of rank 0 in a group).
+        combine: ``"heads"`` deals the KV heads to the branches; ``"mix"`` runs every branch on every head in one softmax.
+        offset: which lattice a branch reads: ``"branch"``, ``"head"``, ``"head-block"`` or ``"residue"``.
+        dilate_queries: queries off the lattice have no key in that branch and come out as zero; False lets them read it.
+        group: None for this process alone; an integer for that many in-process ranks, whole tensors in and out; a
+            ``torch.distributed`` process group or an mpi4py communicator, this rank's rows in and out.
+        layout: which rows a rank holds: ``"contiguous"``, ``"zigzag"`` (balances causal work) or ``"striped"``.
+        query_placement: ``"sharded"``, or ``"replicated"`` for all queries on every rank.
+        schedule: ``"ring"``, ``"gather"``, ``"merge"`` or ``"auto"``.
+        bucket: K/V rows that travel at once; None to choose.
+        threads: worker threads of this rank; None for the machine's share.
+        timeout: seconds of silence after which a rank counts as lost; None for 60.
+        kernel: a kernel's name, or ``"auto"``.
+        return_lse: also return the log-sum-exp of the scores, ``[B, H, Nq]`` (float64 for float64, else float32).
+
+    Returns:
+        ``out`` like query, or ``(out, lse)``. A row without any key is 0, its lse -inf.
+
+    Raises:
+        ValueError: an argument is wrong; the sentence names it.
+        RuntimeError: a rank was lost, memory ran out, a kernel is missing; its ``status`` is the library's code.
+
+    >>> import numpy as np, ringattn
+    >>> rng = np.random.default_rng(0)
+    >>> q, k, v = rng.standard_normal((3, 1, 16, 4, 8), dtype=np.float32)
+    >>> out, lse = ringattn.attention(q, k, v, segment_lengths=[8, 16], dilation_rates=[1, 2], is_causal=True,
+    ...                               dilate_queries=False, return_lse=True)
+    >>> out.shape, lse.shape
+    ((1, 16, 4, 8), (1, 4, 16))
+    >>> ring = ringattn.attention(q, k, v, is_causal=True, group=4)
+    >>> bool(np.allclose(ring, ringattn.attention(q, k, v, is_causal=True), atol=1e-6))
+    True
+    """
+    if type(query) is not np.ndarray and _is_torch(query):
+        from .torch import attention as torch_attention
+
+        return torch_attention(
+            query, key, value, segment_lengths=segment_lengths, dilation_rates=dilation_rates, is_causal=is_causal, window=window,
+            key_range=key_range, scale=scale, dropout_p=dropout_p, seed=seed, combine=combine, offset=offset,
+            dilate_queries=dilate_queries, group=group, layout=layout, query_placement=query_placement, schedule=schedule,
+            bucket=bucket, threads=threads, timeout=timeout, kernel=kernel, return_lse=return_lse)
+    where = _ALONE if group is None else resolve(group)
+    try:
+        options = make_options(segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries,
+                               layout, query_placement, schedule, bucket, threads, timeout, kernel)
+        if type(query) is not np.ndarray or type(key) is not np.ndarray or type(value) is not np.ndarray:
+            query, key, value = _from_dlpack(query, key, value)
+            if _is_torch(query):
+                from .torch import attention_of
+
+                return attention_of(query, key, value, options, key_range, seed, where, return_lse)
+        ready = _prepare(query, key, value, options, key_range, seed)
+    except ValueError as error:
+        where.refuse(str(error))
+        raise
+    return _run(query, key, value, options, ready, where, return_lse)
+
+
+def _is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+# -------------------------------------------------------------------------------------------------------------------------- NumPy
+
+
+def _prepare(query: np.ndarray, key: np.ndarray, value: np.ndarray, options: Options, key_range: Any, seed: Any) -> Any:
+    """Everything that can be wrong with the tensors, before any other rank hears of the call."""
+    code, size = _dtype_of(query.dtype), query.itemsize
+    batch, rows, heads, dim, keys, kv_heads = checked_shapes(query.shape, key.shape, value.shape, (query.dtype, key.dtype, value.dtype))
+    shape = Shape(code, _lib.CPU, batch, rows, keys, heads, kv_heads, dim)
+    views = _view("query", query, size), _view("key", key, size), _view("value", value, size)
+    return shape, views, key_ranges(key_range, batch), _numpy_seed(seed) if options.dropout_p else 0
+
+
+def _run(query: np.ndarray, key: np.ndarray, value: np.ndarray, options: Options, ready: Any, where: Any, return_lse: bool) -> Any:
+    shape, views, ranges, seed = ready
+    code, _, batch, rows, _, heads, _, dim = shape
+    problem, seed = where.agree(options, shape, seed, ranges)
+    order = where.order(problem)
+    if order:
+        query, key, value = query[:, order[0]], key[:, order[1]], value[:, order[1]]
+        views = tuple(_view("", array, query.itemsize) for array in (query, key, value))
+    out = np.empty((batch, rows, heads, dim), query.dtype)
+    lse, lse_view = None, NOTHING
+    if return_lse:
+        lse = np.empty((batch, heads, rows), np.float64 if code == _lib.F64 else np.float32)
+        lse_view = (lse.__array_interface__["data"][0], heads * rows, 1, rows)
+    out_view = (out.__array_interface__["data"][0], rows * heads * dim, heads * dim, dim)
+    where.run("forward", problem, seed, ranges, 0, (*views, out_view, lse_view))
+    if order:
+        back = np.argsort(order[0])
+        out, lse = out[:, back], None if lse is None else lse[:, :, back]
+    return (out, lse) if return_lse else out
+
+
+def _dtype_of(dtype: np.dtype) -> int:
+    code = _DTYPES.get(dtype)
+    if code is None:
+        if dtype.name != "bfloat16":
+            raise ValueError(f"query has dtype {dtype}; float32, float16, bfloat16 (ml_dtypes) and float64 are supported")
+        code = _DTYPES[dtype] = _lib.BF16
+    return code
+
+
+def _view(name: str, array: np.ndarray, size: int) -> Tensor:
+    batch, row, head, last = array.strides
+    if last != size and array.shape[3] > 1:
+        raise ValueError(f"the last dimension of {name} has a stride of {last} bytes; it must be contiguous ({size}): "
+                         f"np.ascontiguousarray({name}) makes it so")
+    if (batch | row | head) % size:
+        raise ValueError(f"{name} has strides {array.strides}, which are no multiples of its {size}-byte elements")
+    return array.__array_interface__["data"][0], batch // size, row // size, head // size
+
+
+def _numpy_seed(seed: Any) -> int:
+    if seed is None:
+        return int(np.random.randint(0, 2**63 - 1, dtype=np.int64))
+    return checked_seed(seed)
+
+
+# ------------------------------------------------------------------------------------------------------------------------- DLPack
+
+
+def _from_dlpack(query: Any, key: Any, value: Any) -> list[Any]:
+    """The three as NumPy arrays, or as torch tensors where NumPy lacks the type or the device. Nothing is copied."""
+    arrays = (query, key, value)
+    for name, array in zip(("query", "key", "value"), arrays):
+        if not hasattr(array, "__dlpack__"):
+            raise ValueError(f"{name} is a {type(array).__name__}; it must be a NumPy array, a torch tensor or an object with __dlpack__")
+    try:
+        return [np.asarray(array) if isinstance(array, np.ndarray) else np.from_dlpack(array) for array in arrays]
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # bfloat16, or memory of another device
+        try:
+            import torch
+        except ImportError:
+            raise ValueError(f"NumPy cannot read query, key and value ({error}), and torch, which might, is not installed") from error
+        return [torch.from_dlpack(array) for array in arrays]
+
+
+# ------------------------------------------------------------------------------------------------------------- shared with torch
+
+
+def checked_shapes(query: Sequence[int], key: Sequence[int], value: Sequence[int], dtypes: tuple[Any, Any, Any]) -> tuple[int, ...]:
+    """batch, query rows, heads, head dim, key rows, KV heads; or what does not fit."""
+    if len(query) != 4 or len(key) != 4 or len(value) != 4:
+        name, shape = next((n, s) for n, s in (("query", query), ("key", key), ("value", value)) if len(s) != 4)
+        raise ValueError(f"{name} has shape {tuple(shape)}; it must be [batch, rows, heads, head dim]")
+    if dtypes[0] != dtypes[1] or dtypes[0] != dtypes[2]:
+        raise ValueError(f"query, key and value have dtypes {dtypes[0]}, {dtypes[1]} and {dtypes[2]}; they must be equal")
+    batch, rows, heads, dim = query
+    keys, kv_heads = key[1], key[2]
+    if tuple(key) != tuple(value):
+        raise ValueError(f"key has shape {tuple(key)} and value {tuple(value)}; they must be equal")
+    if key[0] != batch or key[3] != dim:
+        raise ValueError(f"query has shape {tuple(query)} and key {tuple(key)}; batch and head dim must be equal")
+    if not kv_heads or heads % kv_heads:
+        raise ValueError(f"query has {heads} heads and key {kv_heads}; the number of query heads must be a multiple of the key heads")
+    return batch, rows, heads, dim, keys, kv_heads
+
+
+def key_ranges(key_range: Any, batch: int) -> Ranges:
+    """``key_range`` as (begins, ends), one of each for a batch entry."""
+    if key_range is None:
+        return None
+    pairs = key_range.tolist() if hasattr(key_range, "tolist") else list(key_range)
+    try:
+        if len(pairs) == 2 and not hasattr(pairs[0], "__len__"):
+            pairs = [pairs] * batch
+        begins = tuple(operator.index(begin) for begin, _ in pairs)
+        ends = tuple(operator.index(end) for _, end in pairs)
+    except (TypeError, ValueError):
+        raise ValueError(f"key_range is {key_range!r}; it must be a pair (begin, end) of integers, or one for each batch entry") from None
+    if len(begins) != batch:
+        raise ValueError(f"key_range has {len(begins)} entries for a batch of {batch}")
+    return begins, ends
+
+
+def checked_seed(seed: Any) -> int:
+    try:
+        number = operator.index(seed)
+    except TypeError:
+        raise ValueError(f"seed is {seed!r}; it must be an integer") from None
+    if not -(2**63) <= number < 2**64:
+        raise ValueError(f"seed is {number}; it must fit into 64 bits")
+    return number % 2**64
+
+
+_ALONE = Alone()

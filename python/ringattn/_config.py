@@ -1,0 +1,226 @@
+"""What to compute: the arguments of ``attention`` checked, put in order, and turned into the library's descriptor."""
+
+from __future__ import annotations
+
+import ctypes
+import operator
+import threading
+import warnings
+from collections import OrderedDict
+from typing import Any, NamedTuple, Optional, Sequence
+
+from . import _lib
+from ._lib import Desc, Shard, Summary, lib
+
+
+class HolesWarning(UserWarning):
+    """Some query rows of a dilated pattern have no key at all, and come out as zero."""
+
+
+class Options(NamedTuple):
+    """The arguments of ``attention`` that are not tensors, in order and hashable."""
+
+    segment_lengths: tuple[int, ...] = ()
+    dilation_rates: tuple[int, ...] = ()
+    is_causal: bool = False
+    window_left: int = -1
+    window_right: int = -1
+    scale: Optional[float] = None
+    dropout_p: float = 0.0
+    combine: str = "heads"
+    offset: str = "branch"
+    dilate_queries: bool = True
+    layout: str = "contiguous"
+    query_placement: str = "sharded"
+    schedule: str = "auto"
+    bucket: int = 0
+    threads: int = 0
+    timeout: float = 0.0  # 0: the library's default
+    kernel: str = "auto"
+    pool: bool = True  # False: buffers are allocated afresh for each call
+    plan_cache: bool = True  # False: plans are made afresh for each call
+
+
+def _one_of(name: str, value: Any, table: dict[str, int]) -> str:
+    if value not in table:
+        raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(table)}")
+    return value
+
+
+def integers(name: str, values: Any) -> tuple[int, ...]:
+    if type(values) is tuple and all(type(value) is int for value in values):
+        return values
+    try:
+        return tuple(operator.index(value) for value in values)
+    except TypeError:
+        raise ValueError(f"{name} is {values!r}; it must be a list of integers") from None
+
+
+def pattern(segment_lengths: Optional[Sequence[int]], dilation_rates: Optional[Sequence[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The two lists of a pattern as tuples; empty for dense."""
+    if segment_lengths is None and dilation_rates is None:
+        return (), ()
+    if segment_lengths is None or dilation_rates is None:
+        missing = "segment_lengths" if segment_lengths is None else "dilation_rates"
+        raise ValueError(f"{missing} is missing: give segment_lengths and dilation_rates together, or neither for dense attention")
+    lengths, rates = integers("segment_lengths", segment_lengths), integers("dilation_rates", dilation_rates)
+    if len(lengths) != len(rates):
+        raise ValueError(f"segment_lengths has {len(lengths)} entries and dilation_rates {len(rates)}; each branch needs one of both")
+    return lengths, rates
+
+
+def limits(window: Any) -> tuple[int, int]:
+    """``window=(left, right)`` as two integers, -1 for no limit."""
+    if window is None:
+        return -1, -1
+    try:
+        left, right = window
+        left = -1 if left is None else operator.index(left)
+        right = -1 if right is None else operator.index(right)
+    except (TypeError, ValueError):
+        raise ValueError(f"window is {window!r}; it must be a pair (left, right) of integers, -1 or None for no limit") from None
+    return left, right
+
+
+def make_options(segment_lengths: Any, dilation_rates: Any, is_causal: bool, window: Any, scale: Optional[float], dropout_p: float,
+                 combine: str, offset: str, dilate_queries: bool, layout: str, query_placement: str, schedule: str,
+                 bucket: Optional[int], threads: Optional[int], timeout: Optional[float], kernel: Optional[str], pool: bool = True,
+                 plan_cache: bool = True) -> Options:
+    """Checks and orders the arguments of ``attention``; what the library checks itself is left to it."""
+    lengths, rates = pattern(segment_lengths, dilation_rates)
+    left, right = limits(window)
+    if timeout is not None and not timeout > 0:
+        raise ValueError(f"timeout is {timeout} seconds; it must be positive")
+    if threads is not None and not 0 <= operator.index(threads) < 2**31:
+        raise ValueError(f"threads is {threads}; it must be at least 1, or None for the machine's share")
+    if bucket is not None and not 0 <= operator.index(bucket) < 2**63:
+        raise ValueError(f"bucket is {bucket}; it must be a number of rows, or None to choose")
+    return Options(
+        lengths, rates, bool(is_causal), left, right, None if scale is None else float(scale), float(dropout_p),
+        _one_of("combine", combine, _lib.COMBINE), _one_of("offset", offset, _lib.OFFSET), bool(dilate_queries),
+        _one_of("layout", layout, _lib.LAYOUT), _one_of("query_placement", query_placement, _lib.PLACEMENT),
+        _one_of("schedule", schedule, _lib.SCHEDULE), operator.index(bucket or 0), operator.index(threads or 0), float(timeout or 0.0),
+        str(kernel or "auto"), bool(pool), bool(plan_cache))
+
+
+class Shape(NamedTuple):
+    """The global shape of one call."""
+
+    dtype: int
+    device: int
+    batch: int
+    seq_q: int
+    seq_k: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+class Problem:
+    """A descriptor that the library has accepted, kept for as long as calls repeat it."""
+
+    def __init__(self, options: Options, shape: Shape):
+        self.options, self.shape = options, shape
+        self.desc = desc = Desc()
+        lib.ra_attention_desc_init(desc)
+        (desc.dtype, desc.device, desc.batch, desc.seq_q, desc.seq_k, desc.heads, desc.kv_heads, desc.head_dim) = shape
+        branches = len(options.segment_lengths)
+        if branches:
+            desc.segment_lengths = (ctypes.c_int64 * branches)(*options.segment_lengths)
+            desc.dilation_rates = (ctypes.c_int64 * branches)(*options.dilation_rates)
+        desc.branches = branches
+        desc.combine, desc.offset = _lib.COMBINE[options.combine], _lib.OFFSET[options.offset]
+        desc.dilate_queries, desc.causal = options.dilate_queries, options.is_causal
+        desc.window_left, desc.window_right = options.window_left, options.window_right
+        if options.scale is not None:
+            desc.scale = options.scale
+        desc.dropout = options.dropout_p
+        desc.layout, desc.query_placement = _lib.LAYOUT[options.layout], _lib.PLACEMENT[options.query_placement]
+        desc.schedule, desc.bucket, desc.threads = _lib.SCHEDULE[options.schedule], options.bucket, options.threads
+        if options.kernel != "auto":
+            desc.kernel = options.kernel.encode()
+        _lib.check(lib.ra_attention_desc_check(desc))
+        self._shards: dict[int, list[tuple[Any, Any]]] = {}
+
+    def shards(self, ranks: int) -> list[tuple[Any, Any]]:
+        """The rows of each rank: ((rows, rows) of the queries, (rows, rows) of the keys), rows = (start, step, count)."""
+        found = self._shards.get(ranks)
+        if found is None:
+            found, queries, keys = [], Shard(), Shard()
+            for rank in range(ranks):
+                _lib.check(lib.ra_shard_rows(self.desc, rank, ranks, queries, keys))
+                found.append(tuple(tuple((r.start, r.step, r.count) for r in shard.rows) for shard in (queries, keys)))
+            self._shards[ranks] = found
+        return found
+
+    def shard_count(self, rank: int, ranks: int) -> tuple[int, int]:
+        """How many query and key rows a rank holds."""
+        queries, keys = Shard(), Shard()
+        _lib.check(lib.ra_shard_rows(self.desc, rank, ranks, queries, keys))
+        return queries.count, keys.count
+
+    def summary(self, rank: int = 0, ranks: int = 1) -> Summary:
+        found = Summary(struct_size=ctypes.sizeof(Summary))
+        _lib.check(lib.ra_plan_summary(self.desc, rank, ranks, found))
+        return found
+
+
+_PROBLEMS_KEPT = 256
+_problems: OrderedDict[tuple[Options, Shape], Problem] = OrderedDict()
+_warned: set[tuple[Any, ...]] = set()
+_lock = threading.Lock()
+
+
+def problem_for(options: Options, shape: Shape, warn: bool = True) -> Problem:
+    """The problem of a call; made and checked the first time, and warned about if its pattern has holes."""
+    key = (options, shape)
+    found = _problems.get(key)
+    if found is None:
+        found = Problem(options, shape)
+        with _lock:
+            while len(_problems) >= _PROBLEMS_KEPT:
+                _problems.popitem(last=False)
+            _problems[key] = found
+        if warn:
+            _warn_of_holes(found)
+    return found
+
+
+def _warn_of_holes(problem: Problem) -> None:
+    options, shape = problem.options, problem.shape
+    rows = shape.batch * shape.seq_q * shape.heads
+    name = (options.segment_lengths, options.dilation_rates, options.combine, options.offset, options.dilate_queries)
+    if not options.segment_lengths or not rows or name in _warned:
+        return
+    holes = problem.summary().holes
+    if holes:
+        _warned.add(name)
+        warnings.warn(
+            f"{100 * holes / rows:.1f}% of the query rows (over all heads) have no key in this pattern and come out as zero; "
+            f"dilate_queries=False or offset='residue' leaves no such rows in a full segment", HolesWarning, stacklevel=2)
+
+
+_LIKE: dict[str, dict[str, Any]] = {
+    "dense": {"segment_lengths": [0], "dilation_rates": [1]},
+    "fkodom": {"combine": "heads", "offset": "branch"},
+    "longnet": {"combine": "mix", "offset": "head"},
+    "torchscale": {"combine": "mix", "offset": "head-block"},
+    "strided": {"offset": "residue"},
+}
+
+
+def like(name: str) -> dict[str, Any]:
+    """The settings that reproduce another library, as keyword arguments of ``attention``.
+
+    ``dense``, ``fkodom``, ``longnet`` (the paper, alexisrozhkov), ``torchscale`` or ``strided`` (NATTEN with stride = kernel).
+    ``dense`` sets the pattern itself; the others take your own segment_lengths and dilation_rates.
+
+    >>> import numpy as np, ringattn
+    >>> x = np.ones((1, 8, 2, 4), np.float32)
+    >>> out = ringattn.attention(x, x, x, segment_lengths=[4, 8], dilation_rates=[1, 2], **ringattn.like("longnet"))
+    >>> ringattn.like("longnet")
+    {'combine': 'mix', 'offset': 'head'}
+    """
+    if name not in _LIKE:
+        raise ValueError(f"like({name!r}) is unknown; it must be one of {', '.join(_LIKE)}")
+    return {key: list(value) if isinstance(value, list) else value for key, value in _LIKE[name].items()}

@@ -1,0 +1,372 @@
+"""Running a problem on a communicator: one rank, ranks that are threads of this process, or a group of processes.
+
+A tensor is a tuple ``(address, batch stride, row stride, head stride)`` here, strides in elements; ``NOTHING`` is no tensor. What
+the caller's library allocates, the caller's library frees.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import struct
+import threading
+from collections import OrderedDict
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from . import _lib
+from ._config import Options, Problem, Shape, problem_for
+from ._lib import Desc, Stats, c_void_p, lib
+
+Tensor = tuple[int, int, int, int]
+Ranges = Optional[tuple[tuple[int, ...], tuple[int, ...]]]  # first and past-the-last key of each batch entry
+NOTHING: Tensor = (0, 0, 0, 0)
+
+_FORWARD = struct.Struct("=" + "Qqqq" * 5 + "Q")
+_BACKWARD = struct.Struct("=" + "Qqqq" * 10 + "Q")
+_START_TIMEOUT = 600.0
+_TIMEOUT = 60.0
+
+
+class Communicator:
+    """One ``ra_comm``, with the plan of its latest call kept for the next one like it."""
+
+    def __init__(self, handle: int, transport: Any = None):
+        self.handle = handle
+        self.lock = threading.Lock()  # a handle serves one thread at a time; CUDA's backward pass comes from another one
+        self._transport = transport  # kept alive for as long as the library may call it
+        self._timeout = 0.0
+        self._plan = 0
+        self._plan_key: Any = None
+        self._arguments = ctypes.create_string_buffer(max(_FORWARD.size, _BACKWARD.size))
+        self._address = ctypes.addressof(self._arguments)
+
+    def plan(self, problem: Problem, seed: int, ranges: Ranges, key: Any) -> int:
+        """The plan of ``key``, which is (problem, seed, ranges)."""
+        if self._plan and key == self._plan_key:
+            return self._plan
+        self._drop_plan()
+        options = problem.options
+        timeout = options.timeout or _TIMEOUT
+        if timeout != self._timeout:
+            _lib.check(lib.ra_comm_set_timeout(self.handle, timeout, max(_START_TIMEOUT, timeout)))
+            self._timeout = timeout
+        desc = problem.desc
+        if seed or ranges is not None:
+            desc = Desc.from_buffer_copy(desc)
+            desc.seed = seed
+            if ranges is not None:
+                begin, end = ranges
+                desc.key_begin = (ctypes.c_int64 * len(begin))(*begin)
+                desc.key_end = (ctypes.c_int64 * len(end))(*end)
+        plan = c_void_p()
+        status = lib.ra_plan_create(self.handle, desc, ctypes.byref(plan))
+        if status:
+            self.fail(status)
+        self._plan, self._plan_key = plan.value or 0, key
+        return self._plan
+
+    def forget(self) -> None:
+        """The next call plans anew."""
+        with self.lock:
+            self._drop_plan()
+
+    def _drop_plan(self) -> None:
+        plan, self._plan, self._plan_key = self._plan, 0, None
+        if plan:
+            lib.ra_plan_destroy(plan)
+
+    def forward(self, problem: Problem, seed: int, ranges: Ranges, key: Any, stream: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
+                lse: Tensor) -> None:
+        plan = self.plan(problem, seed, ranges, key)
+        _FORWARD.pack_into(self._arguments, 0, *q, *k, *v, *out, *lse, stream)
+        status = lib.ra_forward(plan, self._address)
+        if status:
+            self.fail(status)
+
+    def backward(self, problem: Problem, seed: int, ranges: Ranges, key: Any, stream: int, *tensors: Tensor) -> None:
+        """tensors: q, k, v, out, lse, dout, dlse, dq, dk, dv."""
+        plan = self.plan(problem, seed, ranges, key)
+        _BACKWARD.pack_into(self._arguments, 0, *[number for tensor in tensors for number in tensor], stream)
+        status = lib.ra_backward(plan, self._address)
+        if status:
+            self.fail(status)
+
+    def fail(self, status: int) -> None:
+        detail = getattr(self._transport, "reason", "")
+        _lib.fail(status, detail() if callable(detail) else "")
+
+    def stats(self) -> dict[str, Any]:
+        found = Stats(struct_size=ctypes.sizeof(Stats))
+        result: dict[str, Any] = {}
+        if self._plan:
+            _lib.check(lib.ra_stats(self._plan, found))
+            result = {
+                "kernel": lib.ra_plan_kernel(self._plan).decode(), "schedule": _lib.SCHEDULE_NAMES[lib.ra_plan_schedule(self._plan)],
+                "bucket": lib.ra_plan_bucket(self._plan), "reason": lib.ra_plan_reason(self._plan).decode(),
+                "workspace_bytes": lib.ra_plan_workspace(self._plan, False),
+                "workspace_bytes_backward": lib.ra_plan_workspace(self._plan, True),
+            }
+        else:
+            _lib.check(lib.ra_comm_stats(self.handle, found))
+        result.update({name: getattr(found, name) for name, _ in Stats._fields_ if name != "struct_size"})
+        return result
+
+    def stats_list(self) -> list[dict[str, Any]]:
+        return [self.stats()]
+
+    def report(self) -> str:
+        if not self._plan:
+            return ""
+        length = lib.ra_plan_report(self._plan, None, 0)
+        text = ctypes.create_string_buffer(length + 1)
+        lib.ra_plan_report(self._plan, text, length + 1)
+        return text.value.decode()
+
+    def close(self) -> None:
+        """Frees the communicator. Never waits for peers."""
+        with self.lock:
+            self._drop_plan()
+            handle, self.handle = self.handle, 0
+            if handle:
+                lib.ra_comm_destroy(handle)
+
+    def __del__(self) -> None:
+        try:
+            if self.handle and os.getpid() == _pid:
+                self.close()
+        except Exception:  # the interpreter is going down and modules are half gone
+            pass
+
+
+def self_communicator() -> Communicator:
+    handle = c_void_p()
+    _lib.check(lib.ra_comm_self(ctypes.byref(handle)))
+    return Communicator(handle.value or 0)
+
+
+# --------------------------------------------------------------------------------------------------------------- this thread's own
+
+
+class _Local(threading.local):
+    """Communicators belong to the thread that made them: the library's handles serve one thread at a time."""
+
+    def __init__(self) -> None:
+        self.alone: Optional[Communicator] = None
+        self.threads: OrderedDict[int, list[Communicator]] = OrderedDict()
+        self.latest: Callable[[], list[dict[str, Any]]] = list
+
+
+_local = _Local()
+_pid = os.getpid()
+_SETS_KEPT = 4  # of in-process ranks, a thread
+
+
+def _after_fork() -> None:
+    """A child has its parent's memory but none of its threads: handles that own threads are left behind, not freed."""
+    global _local, _pid
+    _pid = os.getpid()
+    _local = _Local()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+def alone() -> Communicator:
+    """This thread's communicator of one rank."""
+    found = _local.alone
+    if found is None:
+        found = _local.alone = self_communicator()
+    return found
+
+
+def _thread_ranks(ranks: int) -> list[Communicator]:
+    sets = _local.threads
+    found = sets.get(ranks)
+    if found is None:
+        handles = (c_void_p * ranks)()
+        _lib.check(lib.ra_comm_threads(ranks, handles))
+        found = sets[ranks] = [Communicator(handle) for handle in handles]
+        while len(sets) > _SETS_KEPT:
+            for comm in sets.popitem(last=False)[1]:
+                comm.close()
+    else:
+        sets.move_to_end(ranks)
+    return found
+
+
+def note(latest: Callable[[], list[dict[str, Any]]]) -> None:
+    """Remembers what ``stats`` should say about this thread's latest call."""
+    _local.latest = latest
+
+
+def stats() -> dict[str, Any]:
+    """Numbers of this thread's latest call, and of the buffers and plans kept for the next one.
+
+    ``steps``, ``bytes_sent``, ``bytes_received``, ``compute_seconds`` and ``wait_seconds`` are those of the latest forward or backward
+    pass on this rank; ``pool_*`` and ``cache_*`` count since the communicator was made. With in-process ranks the list ``ranks``
+    holds one such dictionary each, and the values beside it are their sums (for seconds: the largest).
+
+    >>> import numpy as np, ringattn
+    >>> x = np.ones((1, 8, 2, 4), np.float32)
+    >>> out = ringattn.attention(x, x, x)
+    >>> ringattn.stats()["bytes_sent"]
+    0
+    """
+    every = _local.latest()
+    if len(every) < 2:
+        return every[0] if every else {}
+    result = dict(every[0])
+    for name, value in result.items():
+        if name.endswith("_seconds"):
+            result[name] = max(one[name] for one in every)
+        elif isinstance(value, int) and name not in ("bucket", "steps"):
+            result[name] = sum(one[name] for one in every)
+    result["ranks"] = every
+    return result
+
+
+# ------------------------------------------------------------------------------------------------------------------------ running
+
+# Which tensors of a call have the rows of the queries and which those of the keys, and which are results.
+_ROWS = {"forward": "qkkqq", "backward": "qkkqqqqqkk"}
+_RESULTS = {"forward": (3, 4), "backward": (7, 8, 9)}
+
+
+def _lasting(options: Options) -> bool:
+    return options.pool and options.plan_cache
+
+
+def run_on(comm: Communicator, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int, tensors: tuple[Tensor, ...]) -> None:
+    with comm.lock:
+        getattr(comm, call)(problem, seed, ranges, (problem, seed, ranges), stream, *tensors)
+    note(comm.stats_list)
+
+
+class Alone:
+    """``group=None``: this process alone."""
+
+    key, ranks, rank = "", 1, 0
+
+    def agree(self, options: Options, shape: Shape, seed: int, ranges: Ranges) -> tuple[Problem, int]:
+        return problem_for(options, shape), seed
+
+    def refuse(self, reason: str) -> None:
+        """Tells the other ranks that this one does not take part in the call."""
+
+    def order(self, problem: Problem) -> Optional[tuple[Any, Any]]:
+        """The order in which query and key rows must lie; None for that of the caller."""
+        return None
+
+    def run(self, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int, tensors: tuple[Tensor, ...]) -> None:
+        if _lasting(problem.options):
+            run_on(alone(), call, problem, seed, ranges, stream, tensors)
+        else:  # nothing of an earlier call serves this one
+            comm = self_communicator()
+            run_on(comm, call, problem, seed, ranges, stream, tensors)
+            _leave([comm])
+
+
+class InProcess(Alone):
+    """``group=p``: p ranks, each a thread of this process; whole tensors in, whole tensors out.
+
+    Ranks of contiguous and striped layouts read and write the whole tensors through strided views. A zigzag rank holds two runs, which
+    no single stride describes: the caller's library brings the rows into the order of `order` first, and its results back.
+    """
+
+    def __init__(self, ranks: int):
+        self.ranks, self.key = ranks, f"threads:{ranks}"
+
+    def order(self, problem: Problem) -> Optional[tuple[Any, Any]]:
+        options = problem.options
+        if options.layout != "zigzag" or self.ranks == 1:
+            return None
+        orders = []
+        for part in range(2):
+            runs = [np.arange(count) * step + start for shard in problem.shards(self.ranks) for start, step, count in shard[part]]
+            orders.append(np.concatenate(runs).astype(np.int64))
+        if options.query_placement == "replicated":
+            orders[0] = np.arange(problem.shape.seq_q)
+        return orders[0], orders[1]
+
+    def _rows(self, problem: Problem) -> list[dict[str, tuple[int, int]]]:
+        """For each rank (start, step) of its query and key rows in the ordered tensors."""
+        options, found, seen = problem.options, [], [0, 0]
+        for shard in problem.shards(self.ranks):
+            rows = {}
+            for part, name in enumerate("qk"):
+                count = sum(run[2] for run in shard[part])
+                rows[name] = (seen[part], 1) if options.layout == "zigzag" else shard[part][0][:2]
+                seen[part] += count
+            if options.query_placement == "replicated":
+                rows["q"] = (0, 1)
+            found.append(rows)
+        return found
+
+    def run(self, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int, tensors: tuple[Tensor, ...]) -> None:
+        size = (4, 2, 2, 8)[problem.shape.dtype]
+        lse_size = 8 if size == 8 else 4
+        rows, kinds = self._rows(problem), _ROWS[call]
+        replicated = problem.options.query_placement == "replicated"
+        spare = []  # where all but one of the ranks with replicated queries write their equal results
+
+        def of_rank(rank: int) -> tuple[Tensor, ...]:
+            mine = []
+            for index, tensor in enumerate(tensors):
+                is_lse = index in (4, 6)
+                if replicated and rank and kinds[index] == "q" and index in _RESULTS[call] and tensor[0]:
+                    mine.append(_spare(problem.shape, size, is_lse, spare))
+                else:
+                    start, step = rows[rank][kinds[index]]
+                    address, batch, row, head = tensor
+                    mine.append((address + start * row * (lse_size if is_lse else size), batch, row * step, head) if address else tensor)
+            return tuple(mine)
+
+        _run_threads(self.ranks, call, problem, seed, ranges, [of_rank(rank) for rank in range(self.ranks)])
+
+
+def _spare(shape: Shape, size: int, is_lse: bool, kept: list[Any]) -> Tensor:
+    rows, heads, dim = shape.seq_q, shape.heads, shape.head_dim
+    if is_lse:
+        size, dim = max(size, 4), 1
+    kept.append(np.empty(shape.batch * rows * heads * dim * size, np.uint8))
+    address = kept[-1].ctypes.data
+    return (address, heads * rows, 1, rows) if is_lse else (address, rows * heads * dim, heads * dim, dim)
+
+
+def _run_threads(ranks: int, call: str, problem: Problem, seed: int, ranges: Ranges, tensors: list[tuple[Tensor, ...]]) -> None:
+    comms = _thread_ranks(ranks)
+    errors: list[Optional[BaseException]] = [None] * ranks
+
+    def work(rank: int) -> None:
+        comm = comms[rank]
+        try:
+            run_on(comm, call, problem, seed, ranges, 0, tensors[rank])
+        except BaseException as error:
+            errors[rank] = error
+            lib.ra_comm_abort(comm.handle, getattr(error, "code", _lib.ABORTED), str(error).encode())
+
+    threads = [threading.Thread(target=work, args=(rank,), name=f"ringattn rank {rank}", daemon=True) for rank in range(1, ranks)]
+    for thread in threads:
+        thread.start()
+    work(0)
+    for thread in threads:
+        thread.join()
+    failed = [error for error in errors if error is not None]
+    if failed or not _lasting(problem.options):
+        _local.threads.pop(ranks, None)
+        _leave(comms)
+    else:
+        note(lambda: [comm.stats() for comm in comms])
+    if failed:
+        own = [error for error in failed if getattr(error, "status", "") not in ("RA_ABORTED", "RA_PEER_LOST")]
+        raise (own or failed)[0]
+
+
+def _leave(comms: list[Communicator]) -> None:
+    """Frees communicators that serve one call only; what they counted stays for ``stats``."""
+    counted = [comm.stats() for comm in comms]
+    note(lambda: counted)
+    for comm in comms:
+        comm.close()

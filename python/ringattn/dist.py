@@ -1,0 +1,447 @@
+"""Groups of ranks: what may be given as ``group``, and gradients of weights that every rank of a group holds.
+
+* ``None``: this process alone.
+* an integer p: p ranks that are threads of this process; whole tensors in, whole tensors out.
+* a ``torch.distributed`` process group: the ring runs over gloo, on a subgroup of its own.
+* an mpi4py communicator: the ring runs over a duplicate of it.
+
+The first call with a process group or a communicator is collective: every member must make it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import hashlib
+import operator
+import queue
+import struct
+import threading
+import time
+import weakref
+from typing import Any, Iterable, Optional
+
+from . import _lib
+from ._config import Options, Problem, Shape, problem_for
+from ._engine import Alone, Communicator, InProcess, Ranges, Tensor, run_on
+from ._mailbox import FRAME, HEADER, INLINE, LEFT, LONG, SHORT, Mailbox, Polled, Request
+
+_START_TIMEOUT = 600.0
+_FOREVER_DAYS = 3650
+
+
+# ------------------------------------------------------------------------------------------------------------ torch.distributed
+
+
+class GlooMailbox(Mailbox):
+    """Frames over a gloo process group that nobody else uses.
+
+    gloo can only wait for a message, not look for one, and a wait that times out breaks all of its connections. So each peer that is
+    listened to has a thread that waits for frames, and each peer that is sent to has one that sends them.
+    """
+
+    FRAMES, PAYLOADS = 1, 2  # gloo's tags
+
+    def __init__(self, group: Any):
+        import torch
+        import torch.distributed as dist
+
+        ranks = dist.get_process_group_ranks(group)
+        super().__init__(ranks.index(dist.get_rank()), len(ranks))
+        self.torch, self.callers = torch, group
+        from datetime import timedelta
+
+        self.forever, self.instant, self.moment = timedelta(days=_FOREVER_DAYS), timedelta(milliseconds=1), timedelta(seconds=1)
+        self.group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=_START_TIMEOUT), use_local_synchronization=True)
+        self.readers: dict[int, threading.Thread] = {}
+        self.writers: dict[int, tuple[threading.Thread, queue.SimpleQueue[Any]]] = {}
+
+    def add(self, flat: Any) -> None:
+        self.torch.distributed.all_reduce(flat, group=self.callers)
+
+    def members(self) -> set[int]:
+        return set(self.torch.distributed.get_process_group_ranks(self.callers))
+
+    def _tensor(self, address: int, size: int) -> Any:
+        return self.torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=self.torch.uint8)
+
+    def listen(self, peer: int) -> None:
+        if peer not in self.readers and peer not in self.lost:
+            thread = threading.Thread(target=self._read, args=(peer,), name=f"ringattn from rank {peer}", daemon=True)
+            self.readers[peer] = thread
+            thread.start()
+
+    def _read(self, peer: int) -> None:
+        frame = self.torch.empty(FRAME, dtype=self.torch.uint8)
+        view = memoryview(frame.numpy())
+        try:
+            while True:
+                self.group.recv([frame], peer, self.FRAMES).wait(self.forever)
+                kind, tag, length = HEADER.unpack_from(view)
+                if kind == LONG:
+                    request, memory, address = self.incoming_long(peer, tag, length)
+                    self.group.recv([self._tensor(address, length)], peer, self.PAYLOADS).wait(self.forever)
+                    self.incoming_long_done(peer, tag, length, request, memory)
+                else:
+                    self.incoming_short(peer, kind, tag, bytes(view[HEADER.size:HEADER.size + length]))
+                    if kind == LEFT:
+                        return
+        except RuntimeError as error:
+            self.lose(peer, _lib.PEER_LOST, f"rank {peer} is gone: {_first_line(error)}")
+
+    def _writer(self, peer: int) -> queue.SimpleQueue[Any]:
+        found = self.writers.get(peer)
+        if found is None:
+            jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            thread = threading.Thread(target=self._write, args=(peer, jobs), name=f"ringattn to rank {peer}", daemon=True)
+            found = self.writers[peer] = (thread, jobs)
+            thread.start()
+        return found[1]
+
+    def send_frame(self, peer: int, frame: bytes) -> None:
+        self._writer(peer).put(frame)
+
+    def start(self, request: Request) -> None:
+        request.started = True
+        self._writer(request.peer).put(request)
+
+    def _write(self, peer: int, jobs: queue.SimpleQueue[Any]) -> None:
+        try:
+            while True:
+                job = jobs.get()
+                if job is None:
+                    return
+                if isinstance(job, Request):
+                    self._send(HEADER.pack(LONG, job.tag, job.size), peer)
+                    self.group.send([self._tensor(job.address, job.size)], peer, self.PAYLOADS).wait(self.forever)
+                    self.sent(job)
+                else:
+                    self._send(job, peer)
+        except RuntimeError as error:
+            self.lose(peer, _lib.PEER_LOST, f"rank {peer} is gone: {_first_line(error)}")
+
+    def _send(self, frame: bytes, peer: int) -> None:
+        self.group.send([self.torch.frombuffer(bytearray(frame), dtype=self.torch.uint8)], peer, self.FRAMES).wait(self.forever)
+
+    def close(self) -> None:
+        """Says goodbye and ends the threads; takes about a second at most, whatever the peers do."""
+        with self.changed:
+            for peer in set(self.readers) | set(self.writers):
+                if peer not in self.lost:
+                    self.send_frame(peer, HEADER.pack(LEFT, 0, 0))
+            for _, jobs in self.writers.values():
+                jobs.put(None)
+            threads = [thread for thread, _ in self.writers.values()] + list(self.readers.values())
+        deadline = time.monotonic() + 1.0
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        if any(thread.is_alive() for thread in threads):
+            # The only way to wake a thread that waits inside gloo: a wait that times out closes every connection of the group.
+            try:
+                self.group.recv([self.torch.empty(1)], (self.rank + 1) % self.ranks, 3).wait(self.instant)
+            except RuntimeError:
+                pass
+            for thread in threads:
+                thread.join(1.0)
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    place = text.find("] ")
+    return (text[place + 2:] if text.startswith("[") and place > 0 else text).split(". This is typically")[0]
+
+
+# ---------------------------------------------------------------------------------------------------------------------------- MPI
+
+
+class MpiMailbox(Polled):
+    """Frames over a duplicate of an mpi4py communicator. Bytes move while the library or an exchange waits."""
+
+    FRAMES, PAYLOADS = 1, 2  # MPI's tags
+    PIECE = 1 << 30  # MPI counts in int: longer messages go in pieces
+
+    def __init__(self, comm: Any):
+        from mpi4py import MPI
+
+        self.MPI, self.comm = MPI, comm.Dup()
+        # The library's heartbeat thread may only call MPI beside the caller's own calls if MPI is ready for that.
+        free = MPI.Query_thread() == MPI.THREAD_MULTIPLE
+        super().__init__(comm.Get_rank(), comm.Get_size(), 0 if free else _lib.CALLER_THREAD)
+        self._sends: list[tuple[list[Any], Any, Optional[Request]]] = []  # MPI requests, memory that they read, the library's request
+        self._receives: list[tuple[list[Any], int, int, int, Optional[Request], Any]] = []
+
+    def add(self, flat: Any) -> None:
+        total = flat.detach().to("cpu").float() if flat.element_size() < 4 else flat.detach().to("cpu", copy=True)
+        array = total.numpy()
+        for begin in range(0, array.size, self.PIECE // 8):
+            self.comm.Allreduce(self.MPI.IN_PLACE, array[begin:begin + self.PIECE // 8])
+        flat.copy_(total)
+
+    def members(self) -> set[int]:
+        raise ValueError("gradients of a DistributedDataParallel module need the ring to be a torch.distributed process group")
+
+    def _memory(self, address: int, size: int) -> Any:
+        maker = getattr(self.MPI, "buffer", None) or self.MPI.memory
+        return maker.fromaddress(address, size)
+
+    def _pieces(self, address: int, size: int) -> Iterable[Any]:
+        for begin in range(0, size, self.PIECE):
+            yield [self._memory(address + begin, min(self.PIECE, size - begin)), self.MPI.BYTE]
+
+    def send_frame(self, peer: int, frame: bytes) -> None:
+        memory = bytearray(frame)
+        self._sends.append(([self.comm.Isend([memory, self.MPI.BYTE], peer, self.FRAMES)], memory, None))
+
+    def start(self, request: Request) -> None:
+        request.started = True
+        self.send_frame(request.peer, HEADER.pack(LONG, request.tag, request.size))
+        pieces = [self.comm.Isend(piece, request.peer, self.PAYLOADS) for piece in self._pieces(request.address, request.size)]
+        self._sends.append((pieces, None, request))
+
+    def progress(self) -> None:
+        status = self.MPI.Status()
+        while True:
+            message = self.comm.Improbe(self.MPI.ANY_SOURCE, self.FRAMES, status)
+            if message is None:
+                break
+            frame = bytearray(status.Get_count(self.MPI.BYTE))
+            peer = status.Get_source()
+            message.Recv([frame, self.MPI.BYTE])
+            kind, tag, length = HEADER.unpack_from(frame)
+            if kind == LONG:
+                request, memory, address = self.incoming_long(peer, tag, length)
+                parts = [self.comm.Irecv(piece, peer, self.PAYLOADS) for piece in self._pieces(address, length)]
+                self._receives.append((parts, peer, tag, length, request, memory))
+            else:
+                self.incoming_short(peer, kind, tag, bytes(frame[HEADER.size:HEADER.size + length]))
+        if self._receives:
+            waiting = []
+            for entry in self._receives:
+                if all(part.Test() for part in entry[0]):
+                    self.incoming_long_done(*entry[1:])
+                else:
+                    waiting.append(entry)
+            self._receives = waiting
+        if self._sends:
+            sending = []
+            for entry in self._sends:
+                if not all(part.Test() for part in entry[0]):
+                    sending.append(entry)
+                elif entry[2] is not None:
+                    self.sent(entry[2])
+            self._sends = sending
+
+    def close(self) -> None:
+        """Says goodbye, unless MPI is gone already. The duplicate is left to MPI_Finalize: freeing it would wait for the peers."""
+        if self.MPI.Is_finalized():
+            return
+        with self.changed:
+            for peer in range(self.ranks):
+                if peer != self.rank and peer not in self.lost:
+                    self.send_frame(peer, HEADER.pack(LEFT, 0, 0))
+            deadline = time.monotonic() + 1.0
+            while self._sends and time.monotonic() < deadline:
+                self.progress()
+
+
+# ------------------------------------------------------------------------------------------------------------------------- groups
+
+_RECORD = struct.Struct("<?qqQ16s")  # taking part, query rows, key rows, seed, digest
+
+
+class Processes(Alone):
+    """A group of processes, this one being a member."""
+
+    def __init__(self, key: str, mailbox: Any):
+        self.key, self.mailbox = key, mailbox
+        self.rank, self.ranks = mailbox.rank, mailbox.ranks
+        self.comm = Communicator(mailbox.communicator(), mailbox)
+        self._digests: dict[Any, bytes] = {}
+
+    def _digest(self, *what: Any) -> bytes:
+        found = self._digests.get(what)
+        if found is None:
+            if len(self._digests) > 256:
+                self._digests.clear()
+            found = self._digests[what] = hashlib.blake2b(repr(what).encode(), digest_size=16).digest()
+        return found
+
+    def agree(self, options: Options, shape: Shape, seed: int, ranges: Ranges) -> tuple[Problem, int]:
+        """The global problem of a call whose local shape is given. Every rank learns every rank's rows, and takes rank 0's seed."""
+        replicated = options.query_placement == "replicated"
+        local = self._digest(options._replace(threads=0, timeout=0.0), shape._replace(seq_q=0, seq_k=0), ranges)
+        record = _RECORD.pack(True, shape.seq_q, shape.seq_k, seed, local)
+        records = self.mailbox.exchange(record, max(_START_TIMEOUT, options.timeout))
+        for rank, other in enumerate(records):
+            if not other[0]:
+                raise _lib.RingattnError(f"rank {rank} does not take part in the call: {other[1:].decode(errors='replace')}", "RA_ABORTED")
+        parts = [_RECORD.unpack(other) for other in records]
+        rows_q, rows_k = [part[1] for part in parts], [part[2] for part in parts]
+        seq_q = max(rows_q) if replicated else sum(rows_q)
+        seed = parts[0][3]
+        problem = problem_for(options, shape._replace(seq_q=seq_q, seq_k=sum(rows_k)), self.rank == 0)
+        self._check_rows(problem, rows_q, rows_k)
+        if any(part[4] != local for part in parts):
+            self.comm.forget()  # the library compares the ranks when they plan, and says who differs in what
+        return problem, seed
+
+    def _check_rows(self, problem: Problem, rows_q: list[int], rows_k: list[int]) -> None:
+        options, shape = problem.options, problem.shape
+        for rank in range(self.ranks):
+            expected_q, expected_k = problem.shard_count(rank, self.ranks)
+            if options.query_placement == "replicated":
+                expected_q = shape.seq_q
+            for name, given, expected, whole in (("query", rows_q[rank], expected_q, shape.seq_q),
+                                                 ("key", rows_k[rank], expected_k, shape.seq_k)):
+                if given != expected:
+                    raise ValueError(f"rank {rank} of {self.ranks} holds {given} {name} rows; with layout {options.layout} and "
+                                     f"query_placement {options.query_placement} it must hold {expected} of {whole}")
+
+    def refuse(self, reason: str) -> None:
+        try:
+            self.mailbox.exchange(b"\0" + reason.encode()[:1000], _START_TIMEOUT)
+        except _lib.RingattnError:
+            pass  # the caller has a better reason to raise
+
+    def run(self, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int, tensors: tuple[Tensor, ...]) -> None:
+        if not (problem.options.pool and problem.options.plan_cache):
+            self.renew()
+        run_on(self.comm, call, problem, seed, ranges, stream, tensors)
+
+    def renew(self) -> None:
+        """Another communicator over the same transport, without the buffers and plans of the old one."""
+        self.comm.close()
+        self.comm = Communicator(self.mailbox.communicator(), self.mailbox)
+
+    def gather(self, numbers: list[int]) -> list[list[int]]:
+        """Every rank's list of integers, all of the same length."""
+        limit = INLINE // 8 - 1
+        found: list[list[int]] = [[] for _ in range(self.ranks)]
+        for begin in range(0, max(1, len(numbers)), limit):
+            part = numbers[begin:begin + limit]
+            records = self.mailbox.exchange(b"\1" + struct.pack(f"<{len(part)}q", *part), _START_TIMEOUT)
+            for rank, other in enumerate(records):
+                if not other[0]:
+                    raise _lib.RingattnError(f"rank {rank} does not take part in the call: {other[1:].decode(errors='replace')}",
+                                             "RA_ABORTED")
+                found[rank] += struct.unpack(f"<{len(part)}q", other[1:])
+        return found
+
+    def positions(self, rows: int, layout: str) -> tuple[int, Any]:
+        """The number of rows on all ranks, and the global positions of this rank's ones (a tensor)."""
+        import torch
+
+        total = sum(count for count, in self.gather([rows]))
+        problem = problem_for(Options(layout=layout), Shape(_lib.F32, _lib.CPU, 1, total, total, 1, 1, 1), warn=False)
+        runs = problem.shards(self.ranks)[self.rank][1]
+        return total, torch.cat([torch.arange(count) * step + start for start, step, count in runs])
+
+    def add(self, flat: Any) -> None:
+        """Adds a contiguous tensor of one dimension over the ranks, in place."""
+        self.mailbox.add(flat)
+
+    def members(self) -> set[int]:
+        """The ranks of torch.distributed that form the group."""
+        return self.mailbox.members()
+
+    def close(self) -> None:
+        self.comm.close()
+        self.mailbox.close()
+
+
+_ALONE = Alone()
+_in_process: dict[int, InProcess] = {}
+_processes: dict[str, tuple[Any, Processes]] = {}  # by key: the caller's group (weak where it can be), ours
+_lock = threading.RLock()
+
+
+def resolve(group: Any) -> Any:
+    """What stands behind ``group``; made the first time."""
+    if group is None:
+        return _ALONE
+    if isinstance(group, Alone):
+        return group
+    if isinstance(group, str):
+        return _by_key(group)
+    if isinstance(group, bool) or (hasattr(group, "__index__") and not hasattr(group, "rank")):
+        return _threads_of(group)
+    module = type(group).__module__
+    if module.split(".")[0] == "mpi4py":
+        return _mpi(group)
+    if hasattr(group, "get_group") and hasattr(group, "mesh"):  # a DeviceMesh of one dimension
+        group = group.get_group()
+    if hasattr(group, "group_name") and callable(getattr(group, "rank", None)):
+        return _torch(group)
+    raise ValueError(f"group is a {type(group).__name__}; it must be None, a number of in-process ranks, a torch.distributed process "
+                     f"group or an mpi4py communicator")
+
+
+def key_of(group: Any) -> str:
+    """A name of a group for the arguments of a torch operator, which cannot hold objects."""
+    return resolve(group).key
+
+
+def _by_key(key: str) -> Any:
+    if not key:
+        return _ALONE
+    kind, _, name = key.partition(":")
+    if kind == "threads":
+        return _threads_of(int(name))
+    found = _processes.get(key)
+    if found is not None:
+        return found[1]
+    if kind == "dist":
+        from torch.distributed.distributed_c10d import _resolve_process_group
+
+        return _torch(_resolve_process_group(name))
+    raise ValueError(f"group {key!r} is unknown in this process")
+
+
+def _threads_of(ranks: Any) -> Any:
+    if isinstance(ranks, bool) or not 1 <= operator.index(ranks) <= 4096:
+        raise ValueError(f"group is {ranks!r}; a number of in-process ranks must be from 1 to 4096 "
+                         f"(a process that is no member of a process group must not call)")
+    ranks = operator.index(ranks)
+    if ranks == 1:
+        return _ALONE
+    found = _in_process.get(ranks)
+    if found is None:
+        found = _in_process[ranks] = InProcess(ranks)
+    return found
+
+
+def _torch(group: Any) -> Any:
+    key = "dist:" + group.group_name
+    found = _processes.get(key)
+    if found is not None and found[0]() is group:
+        return found[1]
+    with _lock:
+        if group.size() == 1:
+            return _ALONE
+        made = Processes(key, GlooMailbox(group))
+        _processes[key] = (weakref.ref(group), made)
+        return made
+
+
+def _mpi(comm: Any) -> Any:
+    from mpi4py import MPI
+
+    if comm.Get_size() == 1:
+        return _ALONE
+    key = f"mpi:{MPI._handleof(comm)}"
+    found = _processes.get(key)
+    if found is None:
+        with _lock:
+            found = _processes[key] = (None, Processes(key, MpiMailbox(comm)))
+    return found[1]
+
+
+def close() -> None:
+    """Leaves every group of processes that this process is a member of. Done at exit; never waits for the peers."""
+    with _lock:
+        while _processes:
+            _, (_, group) = _processes.popitem()
+            group.close()
+
+
+atexit.register(close)

@@ -1,0 +1,246 @@
+"""``RingMultiheadDilatedAttention``: a drop-in for ``nn.MultiheadAttention(batch_first=True)``."""
+
+from __future__ import annotations
+
+from typing import Any, Optional, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint as _checkpoint
+
+from . import dist as _dist
+from .gradients import sync_on_backward
+from .modules import RingDilatedAttention
+from .torch import attention, key_of
+
+
+@torch.library.custom_op("ringattn::range_of_mask", mutates_args=())
+def range_of_mask(mask: torch.Tensor, group: str, layout: str) -> torch.Tensor:
+    """The range of keys that a padding mask ``[B, N]`` leaves (True: padding), as int64 ``[B, 2]``. Raises where they are no range.
+
+    An operator, so that the check survives torch.compile. On a group of processes the mask covers this rank's keys.
+    """
+    keep = ~mask.cpu()
+    batch, rows = keep.shape
+    where = _dist.resolve(group)
+    positions, total = torch.arange(rows), rows
+    if isinstance(where, _dist.Processes):
+        total, positions = where.positions(rows, layout)
+    count = keep.sum(1)
+    begin = torch.where(keep, positions, total).amin(1) if rows else torch.full((batch,), total)
+    end = torch.where(keep, positions + 1, 0).amax(1) if rows else torch.zeros(batch, dtype=torch.int64)
+    if isinstance(where, _dist.Processes):
+        every = torch.tensor(where.gather(torch.cat([count, begin, end]).tolist())).view(where.ranks, 3, batch)
+        count, begin, end = every[:, 0].sum(0), every[:, 1].amin(0), every[:, 2].amax(0)
+    wrong = (count > 0) & (end - begin != count)
+    if wrong.any():
+        entry = int(wrong.nonzero()[0])
+        raise ValueError(f"key_padding_mask leaves {int(count[entry])} keys of batch entry {entry} that are not adjacent (between {int(begin[entry])} and "
+                         f"{int(end[entry]) - 1}); only a range of keys, padded before or after, is supported")
+    empty = count == 0
+    return torch.stack([begin.masked_fill(empty, 0), end.masked_fill(empty, 0)], 1)
+
+
+@range_of_mask.register_fake
+def _(mask, group, layout):  # type: ignore[no-untyped-def]
+    return torch.empty((mask.shape[0], 2), dtype=torch.int64, device="cpu")
+
+
+class RingMultiheadDilatedAttention(nn.Module):
+    """Multi-head attention with projections; weights named, shaped and initialised like those of ``nn.MultiheadAttention``.
+
+    Args:
+        embed_dim, num_heads, dropout, bias, add_bias_kv, add_zero_attn, kdim, vdim, batch_first, device, dtype: as in
+            ``nn.MultiheadAttention``; batch_first is True by default, and add_bias_kv and add_zero_attn are not supported.
+        segment_lengths, dilation_rates: the branches of a dilated pattern; None for dense attention.
+        layer_norm: LongNet's LayerNorm between attention and output projection (``norm.weight``, ``norm.bias``).
+        checkpoint: keeps only the inputs for backward and computes the module again there.
+        sync_gradients: on a group of processes, adds the weights' gradients over the ranks during backward. Without it call
+            ``ringattn.sync_gradients(module, group)`` after backward.
+        Everything else: as in ``RingDilatedAttention``.
+
+    ``forward`` has the arguments of ``nn.MultiheadAttention`` and returns ``(output, None)``; ``need_weights`` is False by default.
+    ``attn_mask`` is accepted where it says no more than ``is_causal`` does; ``key_padding_mask`` where it leaves a range of keys.
+
+    >>> import torch, ringattn
+    >>> theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True)
+    >>> ours = ringattn.RingMultiheadDilatedAttention(32, 4)
+    >>> ours.load_state_dict(theirs.state_dict())
+    <All keys matched successfully>
+    >>> x = torch.randn(2, 10, 32)
+    >>> torch.allclose(ours(x, x, x)[0], theirs(x, x, x)[0], atol=1e-5)
+    True
+    """
+
+    bias_k: None = None
+    bias_v: None = None
+    add_zero_attn = False
+    # nn.TransformerEncoderLayer asks for this before it computes attention itself, without calling the module. Ours must be called.
+    _qkv_same_embed_dim = False
+
+    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,
+                 add_zero_attn: bool = False, kdim: Optional[int] = None, vdim: Optional[int] = None, batch_first: bool = True,
+                 device: Any = None, dtype: Optional[torch.dtype] = None, *, segment_lengths: Optional[Sequence[int]] = None,
+                 dilation_rates: Optional[Sequence[int]] = None, layer_norm: bool = False, layer_norm_eps: float = 1e-5,
+                 checkpoint: bool = False, sync_gradients: bool = False, ring_size: Optional[int] = None, group: Any = None,
+                 **options: Any):
+        super().__init__()
+        if add_bias_kv or add_zero_attn:
+            name = "add_bias_kv" if add_bias_kv else "add_zero_attn"
+            raise ValueError(f"{name} is not supported: it adds a key that has no position")
+        if embed_dim <= 0 or num_heads <= 0 or embed_dim % num_heads:
+            raise ValueError(f"embed_dim is {embed_dim} and num_heads {num_heads}; embed_dim must be a multiple of num_heads")
+        self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
+        if self.head_dim > 256:
+            raise ValueError(f"embed_dim {embed_dim} over {num_heads} heads makes head dims of {self.head_dim}; 256 is the largest supported")
+        self.kdim, self.vdim = embed_dim if kdim is None else kdim, embed_dim if vdim is None else vdim
+        self.batch_first, self.checkpoint = bool(batch_first), bool(checkpoint)
+        if options.get("query_placement", "sharded") != "sharded":
+            raise ValueError("query_placement must be sharded here: queries are projected from the rows that a rank holds")
+        # The pattern and the ring; computes in the type of the projections.
+        self.attention = RingDilatedAttention(segment_lengths, dilation_rates, dropout, ring_size, None, None, group=group, **options)
+        place: dict[str, Any] = {"device": device, "dtype": dtype}
+        if self.kdim == embed_dim and self.vdim == embed_dim:
+            self.in_proj_weight = nn.Parameter(torch.empty((3 * embed_dim, embed_dim), **place))
+            for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
+                self.register_parameter(name, None)
+        else:
+            self.register_parameter("in_proj_weight", None)
+            self.q_proj_weight = nn.Parameter(torch.empty((embed_dim, embed_dim), **place))
+            self.k_proj_weight = nn.Parameter(torch.empty((embed_dim, self.kdim), **place))
+            self.v_proj_weight = nn.Parameter(torch.empty((embed_dim, self.vdim), **place))
+        if bias:
+            self.in_proj_bias = nn.Parameter(torch.empty(3 * embed_dim, **place))
+        else:
+            self.register_parameter("in_proj_bias", None)
+        self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
+        self.norm = nn.LayerNorm(embed_dim, eps=layer_norm_eps, **place) if layer_norm else None
+        self.reset_parameters()
+        if sync_gradients:
+            sync_on_backward(self, self.group)
+
+    def reset_parameters(self) -> None:
+        for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
+            if weight is not None:
+                nn.init.xavier_uniform_(weight)
+        if self.in_proj_bias is not None:
+            nn.init.zeros_(self.in_proj_bias)
+            nn.init.zeros_(self.out_proj.bias)
+
+    @property
+    def dropout(self) -> float:
+        return self.attention.dropout
+
+    @property
+    def group(self) -> Any:
+        return self.attention.group
+
+    @group.setter
+    def group(self, group: Any) -> None:
+        self.attention.group = group
+
+    def forward(self, query: torch.Tensor, key: Optional[torch.Tensor] = None, value: Optional[torch.Tensor] = None,
+                key_padding_mask: Optional[torch.Tensor] = None, need_weights: bool = False, attn_mask: Optional[torch.Tensor] = None,
+                average_attn_weights: bool = True, is_causal: bool = False) -> tuple[torch.Tensor, None]:
+        """``[B, N, E]`` in (``[N, B, E]`` without batch_first, ``[N, E]`` without a batch), ``(output, None)`` out. key and value default to
+        query."""
+        if need_weights:
+            raise ValueError("need_weights=True is not supported: the weights are never formed, which is what makes long sequences possible")
+        if query.dim() not in (2, 3):
+            raise ValueError(f"query has shape {tuple(query.shape)}; it must be [batch, rows, embed_dim] or [rows, embed_dim]")
+        key = query if key is None else key
+        value = key if value is None else value
+        single = query.dim() == 2
+        if single:
+            query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
+            key_padding_mask = None if key_padding_mask is None else key_padding_mask.unsqueeze(0)
+        elif not self.batch_first:
+            query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
+        causal = self._causal(attn_mask, is_causal, query, key)
+        key_range = self._key_range(key_padding_mask, key)
+        if self.checkpoint and torch.is_grad_enabled():
+            output = _checkpoint(self._attend, query, key, value, causal, key_range, use_reentrant=False)
+        else:
+            output = self._attend(query, key, value, causal, key_range)
+        if single:
+            output = output.squeeze(0)
+        elif not self.batch_first:
+            output = output.transpose(0, 1)
+        return output, None
+
+    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool,
+                key_range: Optional[torch.Tensor]) -> torch.Tensor:
+        inner = self.attention
+        q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)) for x in self._project(query, key, value))
+        out = attention(
+            q, k, v, segment_lengths=inner.segment_lengths, dilation_rates=inner.dilation_rates, is_causal=causal, window=inner.window,
+            key_range=key_range, scale=inner.scale, dropout_p=inner.dropout if self.training else 0.0, combine=inner.combine,
+            offset=inner.offset, dilate_queries=inner.dilate_queries, group=inner.group, layout=inner.layout, schedule=inner.schedule,
+            bucket=inner.bucket_size, threads=inner.threads, timeout=inner.timeout,
+            kernel="auto" if inner.use_flash_attention else "scalar", enable_memory_pool=inner.enable_memory_pool,
+            use_pattern_cache=inner.use_pattern_cache).flatten(2)
+        if self.norm is not None:
+            out = self.norm(out)
+        return self.out_proj(out)
+
+    def _project(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.in_proj_weight is not None:
+            if query is key and key is value:
+                return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
+            weights = self.in_proj_weight.chunk(3)
+        else:
+            weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)
+        biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
+        return tuple(F.linear(x, weight, bias) for x, weight, bias in zip((query, key, value), weights, biases))
+
+    def _causal(self, attn_mask: Optional[torch.Tensor], is_causal: bool, query: torch.Tensor, key: torch.Tensor) -> bool:
+        """Whether the call is causal. A mask that says anything else raises."""
+        if attn_mask is None:
+            return is_causal
+        if key_of(self.group).startswith(("dist:", "mpi:")):
+            raise ValueError("attn_mask is not supported on a group of processes: give is_causal=True instead")
+        if torch.compiler.is_compiling():
+            if not is_causal:
+                raise ValueError("attn_mask is not supported in a compiled graph: give is_causal=True")
+            return True
+        rows, keys = query.shape[1], key.shape[1]
+        mask = attn_mask if attn_mask.dtype == torch.bool else attn_mask != 0
+        if attn_mask.dtype != torch.bool and bool(torch.any(mask & (attn_mask != float("-inf")))):
+            raise ValueError("attn_mask adds numbers to the scores; only a causal mask (-inf after each query) is supported")
+        if mask.shape[-2:] != (rows, keys):
+            raise ValueError(f"attn_mask has shape {tuple(attn_mask.shape)}; it must end in [{rows}, {keys}]")
+        causal = torch.ones(rows, keys, dtype=torch.bool, device=mask.device).triu(1 + keys - rows)
+        if bool((mask == causal).all()):
+            return True
+        if not is_causal and not bool(mask.any()):
+            return False
+        raise ValueError("attn_mask is not the causal mask in which the last query meets the last key; other masks are not supported: use "
+                         "is_causal, window or key_padding_mask")
+
+    def _key_range(self, mask: Optional[torch.Tensor], key: torch.Tensor) -> Optional[torch.Tensor]:
+        if mask is None:
+            return None
+        if mask.shape != key.shape[:2]:
+            raise ValueError(f"key_padding_mask has shape {tuple(mask.shape)}; it must be {tuple(key.shape[:2])}")
+        if mask.dtype != torch.bool:
+            mask = _hard_mask(mask)
+        inner = self.attention
+        return range_of_mask(mask, key_of(inner.group), inner.layout)
+
+    def extra_repr(self) -> str:
+        return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
+
+
+@torch.library.custom_op("ringattn::hard_mask", mutates_args=())
+def _hard_mask(mask: torch.Tensor) -> torch.Tensor:
+    """A float mask of 0 and -inf as a boolean one."""
+    padding = mask != 0
+    if bool((padding & (mask != float("-inf"))).any()):
+        raise ValueError("key_padding_mask adds numbers to the scores; only 0 and -inf (or a boolean mask) are supported")
+    return padding
+
+
+@_hard_mask.register_fake
+def _(mask):  # type: ignore[no-untyped-def]
+    return torch.empty_like(mask, dtype=torch.bool)

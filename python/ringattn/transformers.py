@@ -1,0 +1,131 @@
+"""``attn_implementation="ringattn"`` for Hugging Face models.
+
+>>> import ringattn.transformers
+>>> ringattn.transformers.register()                                # doctest: +SKIP
+>>> model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="ringattn")          # doctest: +SKIP
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, Callable, NamedTuple, Optional
+
+import torch
+
+from .multihead import range_of_mask
+from .torch import attention as _attention
+
+_OPTIONS = set(inspect.signature(_attention).parameters) - {"query", "key", "value", "is_causal", "window", "key_range", "scale", "dropout_p",
+                                                            "seed", "return_lse"}
+
+
+class _Mask(NamedTuple):
+    """What a model's mask says, in the terms of ``attention``; handed from the mask function to the attention function."""
+
+    is_causal: bool
+    window: Optional[tuple[int, int]]
+    keys: int  # keys that count: a static cache holds more
+    key_range: Optional[torch.Tensor]
+
+
+def register(name: str = "ringattn", **options: Any) -> None:
+    """Makes ``attn_implementation=name`` known to transformers, for every model that uses its attention interface.
+
+    ``options`` are those of ``ringattn.attention`` that a model does not decide: segment_lengths, dilation_rates, combine, offset,
+    dilate_queries, group, layout, schedule, threads and so on. Without a pattern the results are those of ``sdpa``.
+
+    Causal and full attention, sliding windows, padding on either side, grouped heads and caches are supported; masks of any other shape,
+    softcapping, attention sinks and position biases raise ValueError.
+    """
+    unknown = set(options) - _OPTIONS
+    if unknown:
+        raise ValueError(f"register() knows no option {sorted(unknown)[0]!r}; it takes {', '.join(sorted(_OPTIONS))}")
+    try:
+        from transformers import AttentionInterface
+        from transformers.masking_utils import AttentionMaskInterface
+    except ImportError as error:
+        raise ImportError("ringattn.transformers needs transformers 4.53 or later") from error
+    AttentionInterface.register(name, _attention_function(options))
+    AttentionMaskInterface.register(name, _mask)
+
+
+def _mask(batch_size: int, kv_length: int, mask_function: Callable, attention_mask: Optional[torch.Tensor] = None, q_length: Any = None,
+          q_offset: Any = 0, kv_offset: int = 0, cache_position: Optional[torch.Tensor] = None, local_size: Optional[int] = None,
+          use_vmap: bool = False, device: Any = "cpu", **_: Any) -> _Mask:
+    """Reads a mask from the rule that transformers gives for it, and checks the reading at every boundary of the rule."""
+    if use_vmap:
+        raise ValueError("ringattn supports causal, full and sliding-window masks with padding; this model adds a mask of its own")
+    if isinstance(q_length, torch.Tensor):  # before transformers 4.57 the positions of the queries came in its place
+        cache_position, q_length = q_length, None
+    if cache_position is not None:
+        q_length, q_offset = cache_position.shape[0], int(cache_position[0])
+        device = cache_position.device
+    q_offset = int(q_offset)
+    first = q_offset - kv_offset  # the queries' place among the keys
+    keys = min(kv_length, max(first + q_length, 0))
+    queries = torch.arange(q_offset, q_offset + q_length, device=device)
+
+    def allowed(distance: Any) -> torch.Tensor:
+        """Whether the rule lets each query see the key at a distance, as far as there is such a key."""
+        positions = (queries + distance).clamp(kv_offset, kv_offset + kv_length - 1)
+        zero = torch.zeros((), dtype=torch.int64, device=device)
+        seen = [torch.as_tensor(mask_function(zero + entry, zero, queries, positions), device=device).expand(q_length).bool()
+                for entry in range(batch_size)]
+        return torch.stack(seen), positions - queries
+
+    is_causal = kv_length > q_length + first or _says_no(allowed(1))
+    if not is_causal:
+        keys = kv_length
+    left = -1 if local_size is None else local_size - 1
+    for distance in (-kv_length, -(left + 2), -(left + 1), -left, -1, 0, 1, left, left + 1, kv_length):
+        seen, actual = allowed(distance)
+        expected = torch.ones_like(seen)
+        if is_causal:
+            expected &= actual <= 0
+        if left >= 0:
+            expected &= actual >= -left
+            if not is_causal:
+                expected &= actual <= left
+        if not bool((seen == expected).all()):
+            raise ValueError("ringattn supports causal, full and sliding-window masks with padding; this model's mask is another one (packed "
+                             "sequences, say)")
+    window = None if left < 0 else (left, 0 if is_causal else left)
+    key_range = None
+    if attention_mask is not None:
+        padding = ~attention_mask[:, kv_offset:kv_offset + keys].bool()
+        if padding.shape[1] < keys:
+            padding = torch.nn.functional.pad(padding, (0, keys - padding.shape[1]), value=True)
+        key_range = range_of_mask(padding, "", "contiguous")
+    return _Mask(is_causal, window, keys, key_range)
+
+
+def _says_no(answer: tuple[torch.Tensor, torch.Tensor]) -> bool:
+    seen, distance = answer
+    return bool((~seen & (distance == 1)).any())
+
+
+def _attention_function(options: dict[str, Any]) -> Callable:
+    def ringattn_attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any,
+                           scaling: Optional[float] = None, dropout: float = 0.0, is_causal: Optional[bool] = None,
+                           sliding_window: Optional[int] = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
+        for name in ("softcap", "s_aux", "position_bias"):
+            if kwargs.get(name) is not None:
+                raise ValueError(f"{name} is not supported by ringattn")
+        if kwargs.get("output_attentions"):
+            raise ValueError("output_attentions is not supported by ringattn: the weights are never formed")
+        window, key_range = None, None
+        if isinstance(attention_mask, _Mask):
+            causal, window, keys, key_range = attention_mask
+            key, value = key[:, :, :keys], value[:, :, :keys]
+        elif attention_mask is not None:
+            raise ValueError("ringattn supports causal, full and sliding-window masks with padding; an attention mask that is given whole is not")
+        else:
+            causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+            if sliding_window is not None:
+                window = (sliding_window - 1, 0 if causal else sliding_window - 1)
+        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
+        query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
+        out = _attention(query, key, value, is_causal=causal, window=window, key_range=key_range, scale=scaling, dropout_p=dropout, **options)
+        return out, None
+
+    return ringattn_attention
