@@ -290,10 +290,10 @@ static ra_status finish(ra_link *link, ra_flight *flight) {
     } else if (status != RA_OK) {
         ra_fail_context(status, "%s, step %lld, rank %d %s rank %d: ", link->phase, (long long)flight->step, link->rank,
                         flight->receiving ? "receiving from" : "sending to", flight->peer);
-        ra_link_break(link, status, flight->peer);
+        return ra_link_break(link, status, flight->peer); /* stays on the list until the caller gives it up */
     }
     forget(link, flight);
-    return ra_link_broken(link);
+    return RA_OK;
 }
 
 static ra_status wait_one(ra_link *link, ra_flight *flight) {
