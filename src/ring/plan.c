@@ -186,6 +186,9 @@ ra_status ra_plan_summary(const ra_attention_desc *desc, int rank, int ranks, ra
     ra_plan *plan;
     RA_TRY(make_plan(desc, rank, ranks, &plan));
     ra_summarise(&plan->route, &plan->view, plan->kernel, plan->threads, summary);
+    summary->schedule = plan->schedule;
+    summary->bucket = plan->route.bucket;
+    snprintf(summary->reason, sizeof summary->reason, "%s", plan->reason);
     free_plan(plan);
     return RA_OK;
 }
