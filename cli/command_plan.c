@@ -1,0 +1,181 @@
+/* plan: what each rank would do and need, without computing. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "core/dtype.h"
+#include "core/size.h"
+#include "core/status.h"
+#include "fit.h"
+#include "machine.h"
+
+typedef struct plan_view {
+    const settings *s;
+    const ra_attention_desc *desc;
+    int ranks;
+    bool forward, backward; /* passes */
+    machine machine;
+    ra_rank_summary *rank; /* [ranks] */
+    plan_totals totals;
+    double predicted; /* seconds */
+    fit_result fit;
+    char layout[16], schedule[16];
+} plan_view;
+
+/* ------------------------------------------------------------------------------------------------------------ looking */
+
+static double rank_seconds(const plan_view *p, const ra_rank_summary *r) {
+    double seconds = 0;
+    if (p->forward) seconds += machine_rank_seconds(&p->machine, p->desc, p->ranks, r, false);
+    if (p->backward) seconds += machine_rank_seconds(&p->machine, p->desc, p->ranks, r, true);
+    return seconds;
+}
+
+static ra_status look(plan_view *p) {
+    p->rank = calloc((size_t)p->ranks, sizeof *p->rank);
+    if (!p->rank) return ra_fail(RA_NOMEM, "no memory for %d ranks", p->ranks);
+    for (int i = 0; i < p->ranks; i++) {
+        p->rank[i].struct_size = sizeof *p->rank;
+        RA_TRY(ra_plan_summary(p->desc, i, p->ranks, &p->rank[i]));
+        plan_add(&p->totals, &p->rank[i], p->backward);
+        double seconds = rank_seconds(p, &p->rank[i]);
+        if (seconds > p->predicted) p->predicted = seconds;
+    }
+    plan_finish(&p->totals, p->desc);
+    snprintf(p->layout, sizeof p->layout, "%s", option_word(OPT_LAYOUT, 1 + (int)p->desc->layout));
+    snprintf(p->schedule, sizeof p->schedule, "%s", option_word(OPT_SCHEDULE, (int)p->rank[0].schedule));
+    return RA_OK;
+}
+
+/* --------------------------------------------------------------------------------------------------------------- JSON */
+
+static json_t *rank_json(const plan_view *p, const ra_rank_summary *r) {
+    return json_pack("{s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rank", (int)r->rank, "rows", (json_int_t)r->rows_q,
+                     "rows_k", (json_int_t)r->rows_k, "pairs", (json_int_t)r->pairs, "bytes_sent", (json_int_t)r->bytes_sent,
+                     "bytes_sent_backward", (json_int_t)r->bytes_sent_backward, "hops", (json_int_t)r->hops, "items",
+                     (json_int_t)r->items, "memory_bytes", (json_int_t)summary_bytes(r, p->backward));
+}
+
+static ra_status scaling_json(const plan_view *p, bool weak, json_t **result) {
+    machine_scaling rows[MACHINE_SCALING_ROWS];
+    RA_TRY(machine_scale(&p->machine, p->desc, p->forward, p->backward, weak ? ra_max(1, p->desc->seq_k / p->ranks) : 0, rows));
+    *result = json_array();
+    for (int i = 0; i < MACHINE_SCALING_ROWS; i++)
+        json_array_append_new(*result,
+                              json_pack("{s:i, s:I, s:f, s:f}", "ring_size", rows[i].ranks, "seq", (json_int_t)rows[i].seq,
+                                        "predicted_ms", rows[i].seconds * 1e3, "efficiency", rows[i].efficiency));
+    return RA_OK;
+}
+
+static json_t *fit_json(const plan_view *p) {
+    static char c[FIT_TEXT], cli[FIT_TEXT], python[FIT_TEXT];
+    fit_text(p->s, &p->fit, p->ranks, p->schedule, c, cli, python);
+    return json_pack("{s:I, s:I, s:s, s:s, s:s}", "seq", (json_int_t)p->fit.seq, "memory_bytes",
+                     (json_int_t)p->fit.memory_bytes, "c", c, "cli", cli, "python", python);
+}
+
+static ra_status report_json(const plan_view *p) {
+    json_t *ranks = json_array();
+    for (int i = 0; i < p->ranks; i++) json_array_append_new(ranks, rank_json(p, &p->rank[i]));
+    json_t *o =
+        json_pack("{s:I, s:I, s:i, s:s, s:s, s:s, s:I, s:s, s:f, s:o, s:f, s:s, s:s, s:o}", "seq", (json_int_t)p->desc->seq_k,
+                  "seq_q", (json_int_t)p->desc->seq_q, "ring_size", p->ranks, "dtype", ra_dtype_name(p->desc->dtype), "layout",
+                  p->layout, "schedule", p->schedule, "bucket", (json_int_t)p->rank[0].bucket, "reason", p->rank[0].reason,
+                  "balance", p->totals.balance, "holes", json_number(p->totals.hole_share), "predicted_ms", p->predicted * 1e3,
+                  "machine", p->machine.name, "pass", p->forward ? p->backward ? "both" : "fwd" : "bwd", "ranks", ranks);
+    if (p->s->fit) json_object_set_new(o, "fit", fit_json(p));
+    if (p->s->given[OPT_MACHINE]) {
+        json_t *strong = NULL, *weak = NULL;
+        ra_status status = scaling_json(p, false, &strong);
+        if (status == RA_OK) status = scaling_json(p, true, &weak);
+        json_object_set_new(o, "strong_scaling", strong);
+        json_object_set_new(o, "weak_scaling", weak);
+        if (status != RA_OK) {
+            json_decref(o);
+            return status;
+        }
+    }
+    return print_json(p->s, o);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- people */
+
+static void print_rank(const plan_view *p, const ra_rank_summary *r) {
+    printf("  %5d  %14lld  %10s  %12s  %12lld  %12s\n", (int)r->rank, (long long)r->rows_q, show_count((double)r->pairs),
+           show_bytes((double)(p->forward ? r->bytes_sent : r->bytes_sent_backward)), (long long)r->hops,
+           show_bytes((double)summary_bytes(r, p->backward)));
+}
+
+static ra_status print_scaling(const plan_view *p) {
+    machine_scaling strong[MACHINE_SCALING_ROWS], weak[MACHINE_SCALING_ROWS];
+    RA_TRY(machine_scale(&p->machine, p->desc, p->forward, p->backward, 0, strong));
+    RA_TRY(machine_scale(&p->machine, p->desc, p->forward, p->backward, ra_max(1, p->desc->seq_k / p->ranks), weak));
+    printf("\npredicted scaling on %s\n  %5s  %12s  %10s    %16s  %12s  %10s\n", p->machine.name, "ranks", "this length",
+           "efficiency", "growing length", "time", "efficiency");
+    for (int i = 0; i < MACHINE_SCALING_ROWS; i++)
+        printf("  %5d  %12s  %8.1f %%    %16lld  %12s  %8.1f %%\n", strong[i].ranks, show_seconds(strong[i].seconds),
+               100 * strong[i].efficiency, (long long)weak[i].seq, show_seconds(weak[i].seconds), 100 * weak[i].efficiency);
+    return RA_OK;
+}
+
+static ra_status report(const plan_view *p) {
+    const ra_attention_desc *d = p->desc;
+    printf("[%lld, %lld, %lld, %lld] %s over %d rank%s: %s, %s, bucket %lld\n%s\n\n", (long long)d->batch, (long long)d->seq_q,
+           (long long)d->heads, (long long)d->head_dim, ra_dtype_name(d->dtype), p->ranks, p->ranks == 1 ? "" : "s", p->layout,
+           p->schedule, (long long)p->rank[0].bucket, p->rank[0].reason);
+    printf("  %5s  %14s  %10s  %12s  %12s  %12s\n", "rank", "rows", "pairs", "sent", "hops", "memory");
+    for (int i = 0; i < p->ranks; i++) {
+        if (p->ranks > 16 && i == 8) {
+            printf("    ...\n");
+            i = p->ranks - 4;
+        }
+        print_rank(p, &p->rank[i]);
+    }
+    printf("\nbalance %.3f (mean pairs of a rank / most), predicted %s on %s", p->totals.balance, show_seconds(p->predicted),
+           p->machine.name);
+    if (p->totals.holes > 0) printf(", %.3g %% of the rows have no key", 100 * p->totals.hole_share);
+    printf("\n");
+    if (p->s->given[OPT_MACHINE]) RA_TRY(print_scaling(p));
+    if (p->s->fit) {
+        static char c[FIT_TEXT], cli[FIT_TEXT], python[FIT_TEXT];
+        fit_text(p->s, &p->fit, p->ranks, p->schedule, c, cli, python);
+        printf("\nlongest sequence within %s a rank, %s: %lld tokens (%s)\n\nC:\n%s\n\ncommand line:\n%s\n\nPython:\n%s\n",
+               show_bytes((double)p->s->memory_limit), p->backward ? "forward and backward" : "forward", (long long)p->fit.seq,
+               show_bytes((double)p->fit.memory_bytes), c, cli, python);
+    }
+    return RA_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ command */
+
+static ra_status plan_settings(plan_view *p, settings *chosen) {
+    description d;
+    if (p->s->fit) {
+        RA_TRY(fit(p->s, &p->machine, p->ranks, p->backward, &p->fit));
+        chosen->seq = (int_list){{p->fit.seq}, 1};
+        chosen->layout = 1 + (int)p->fit.layout;
+        chosen->bucket = p->fit.bucket;
+    }
+    RA_TRY(describe(chosen, chosen->seq.values[0], p->ranks, &d));
+    p->desc = &d.desc;
+    ra_status status = check_memory_limit(p->s, &d.desc, p->ranks, p->backward);
+    if (status == RA_OK) status = look(p);
+    if (status == RA_OK) status = p->s->json ? report_json(p) : report(p);
+    free(p->rank);
+    description_free(&d);
+    return status;
+}
+
+ra_status command_plan(const settings *s, bool *check_failed) {
+    (void)check_failed;
+    static settings chosen;
+    plan_view p = {.s = s, .ranks = (int)s->ring_size};
+    /* what fits must fit in training, unless a pass is named */
+    pass_choice pass = s->fit && !s->given[OPT_PASS] ? PASS_BOTH : (pass_choice)s->pass;
+    p.forward = pass != PASS_BWD;
+    p.backward = pass != PASS_FWD;
+    RA_TRY(machine_find(s->machine ? s->machine : "laptop", &p.machine));
+    chosen = *s;
+    return plan_settings(&p, &chosen);
+}

@@ -1,0 +1,226 @@
+/* run and grad: attention of files.
+ *
+ * Inputs are mapped. Where a file's dtype is the one computed and a rank's rows are one progression of the file's rows, the
+ * rank reads them where they lie; otherwise it copies its own rows. Outputs are mapped in the same way. */
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "core/dtype.h"
+#include "core/size.h"
+#include "core/status.h"
+#include "files.h"
+#include "group.h"
+#include "shard.h"
+
+/* What a rank reports of its call. */
+typedef struct rank_result {
+    double seconds, wait;
+    int64_t bytes_sent, workspace, bucket;
+    ra_schedule schedule;
+    char kernel[16];
+} rank_result;
+
+typedef struct job {
+    const settings *s;
+    description d;
+    file_set files;
+    bool backward;
+    bool placed[TENSOR_COUNT]; /* read or written in the file itself */
+    rank_result *results;
+} job;
+
+static const ra_attention_desc *desc_of(const job *j) { return &j->d.desc; }
+
+/* ----------------------------------------------------------------------------------------------------------- planning */
+
+/* Which tensors stay in their files; the same decision on every rank. */
+static void choose_placement(job *j, int ranks) {
+    const ra_attention_desc *desc = desc_of(j);
+    bool one_progression = desc->layout != RA_LAYOUT_ZIGZAG || ranks == 1;
+    for (int id = 0; id < TENSOR_COUNT; id++) {
+        const file_tensor *f = &j->files.tensors[id];
+        bool shared = desc->query_placement == RA_REPLICATED && ranks > 1 && tensor_has_queries((tensor_id)id) && f->output;
+        j->placed[id] = f->used && one_progression && !shared && f->array.dtype == tensor_dtype(desc, (tensor_id)id) &&
+                        f->array.offset % (int64_t)ra_dtype_size(f->array.dtype) == 0;
+    }
+}
+
+static bool tensor_needed(const job *j, tensor_id id) {
+    if (id <= T_OUT) return true;
+    return j->backward || (id == T_LSE && j->files.tensors[T_LSE].used);
+}
+
+/* Bytes of a rank's tensors that are in memory, or (placed) in files. */
+static ra_status tensor_bytes(const job *j, int rank, int ranks, bool placed, int64_t *bytes) {
+    const ra_attention_desc *desc = desc_of(j);
+    ra_shard queries, keys;
+    RA_TRY(ra_shard_rows(desc, rank, ranks, &queries, &keys));
+    *bytes = 0;
+    for (int id = 0; id < TENSOR_COUNT; id++) {
+        if (!tensor_needed(j, (tensor_id)id) || j->placed[id] != placed) continue;
+        int64_t rows = tensor_has_queries((tensor_id)id) ? queries.count : keys.count, dim = id == T_LSE ? 1 : desc->head_dim;
+        int64_t elements = ra_sat_mul(ra_sat_mul(desc->batch, rows), ra_sat_mul(tensor_heads(desc, (tensor_id)id), dim));
+        *bytes = ra_sat_add(*bytes, ra_sat_mul(elements, (int64_t)ra_dtype_size(tensor_dtype(desc, (tensor_id)id))));
+    }
+    return RA_OK;
+}
+
+/* The library counts every shard; what stays in mapped files is allowed on top of --memory-limit. */
+static ra_status apply_memory_limit(job *j, int ranks) {
+    if (!j->s->given[OPT_MEMORY_LIMIT]) return RA_OK;
+    int64_t mapped = 0, bytes;
+    for (int rank = 0; rank < ranks; rank++) {
+        RA_TRY(tensor_bytes(j, rank, ranks, true, &bytes));
+        mapped = ra_max(mapped, bytes);
+    }
+    j->d.desc.memory_limit = ra_sat_add(j->s->memory_limit, mapped);
+    for (int rank = 0; rank < ranks; rank++) {
+        ra_rank_summary r = {.struct_size = sizeof r};
+        RA_TRY(ra_plan_summary(desc_of(j), rank, ranks, &r));
+        RA_TRY(tensor_bytes(j, rank, ranks, false, &bytes));
+        bytes = ra_sat_add(bytes, ra_max(r.workspace_bytes, j->backward ? r.workspace_bytes_backward : 0));
+        if (bytes > j->s->memory_limit)
+            return ra_fail(RA_NOMEM,
+                           "rank %d needs %s for shards and workspace, more than --memory-limit %s: a larger --ring-size or a "
+                           "smaller --bucket needs less",
+                           rank, show_bytes((double)bytes), show_bytes((double)j->s->memory_limit));
+    }
+    return RA_OK;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- computing */
+
+static ra_status attach(job *j, shard *s, tensor_id id) {
+    const file_tensor *f = &j->files.tensors[id];
+    if (j->placed[id] && shard_place(s, id, f->data)) return RA_OK;
+    RA_TRY(shard_alloc(s, id));
+    if (f->used && !f->output) shard_load(s, id, f->data, f->array.dtype);
+    return RA_OK;
+}
+
+static void store(const job *j, const shard *s, tensor_id id) {
+    const file_tensor *f = &j->files.tensors[id];
+    bool copy_of_rank_0 = desc_of(j)->query_placement == RA_REPLICATED && tensor_has_queries(id) && s->rank != 0;
+    if (f->used && f->output && s->t[id].buffer && !copy_of_rank_0) shard_store(s, id, f->data, f->array.dtype);
+}
+
+static ra_status compute(job *j, rank_job *rank, ra_plan *plan, shard *s) {
+    rank_result *result = &j->results[rank->rank];
+    ra_stats_data stats = {.struct_size = sizeof stats};
+    for (int id = 0; id < TENSOR_COUNT; id++)
+        if (tensor_needed(j, (tensor_id)id)) RA_TRY(attach(j, s, (tensor_id)id));
+    double start = now();
+    ra_forward_args forward = shard_forward_args(s);
+    RA_TRY(ra_forward(plan, &forward));
+    RA_TRY(ra_stats(plan, &stats));
+    result->bytes_sent = stats.bytes_sent;
+    result->wait = stats.wait_seconds;
+    if (j->backward) {
+        ra_backward_args backward = shard_backward_args(s);
+        RA_TRY(ra_backward(plan, &backward));
+        RA_TRY(ra_stats(plan, &stats));
+        result->bytes_sent += stats.bytes_sent;
+        result->wait += stats.wait_seconds;
+    }
+    result->seconds = now() - start;
+    result->workspace = ra_max(ra_plan_workspace(plan, false), j->backward ? ra_plan_workspace(plan, true) : 0);
+    result->schedule = ra_plan_schedule(plan);
+    result->bucket = ra_plan_bucket(plan);
+    snprintf(result->kernel, sizeof result->kernel, "%s", ra_plan_kernel(plan));
+    for (int id = 0; id < TENSOR_COUNT; id++) store(j, s, (tensor_id)id);
+    return RA_OK;
+}
+
+static ra_status rank_body(rank_job *rank) {
+    job *j = rank->arg;
+    shard s;
+    ra_plan *plan;
+    RA_TRY(shard_init(desc_of(j), rank->rank, rank->ranks, &s));
+    RA_TRY(ra_plan_create(rank->comm, desc_of(j), &plan));
+    ra_status status = compute(j, rank, plan, &s);
+    ra_plan_destroy(plan);
+    shard_free(&s);
+    return status;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- reporting */
+
+static ra_status report(const job *j, int ranks) {
+    const ra_attention_desc *desc = desc_of(j);
+    rank_result all = j->results[0];
+    int64_t total_sent = 0;
+    for (int i = 0; i < ranks; i++) {
+        total_sent += j->results[i].bytes_sent;
+        all.seconds = all.seconds > j->results[i].seconds ? all.seconds : j->results[i].seconds;
+        all.wait = all.wait > j->results[i].wait ? all.wait : j->results[i].wait;
+        all.bytes_sent = ra_max(all.bytes_sent, j->results[i].bytes_sent);
+        all.workspace = ra_max(all.workspace, j->results[i].workspace);
+    }
+    plan_totals totals;
+    RA_TRY(plan_sum(desc, ranks, j->backward, &totals));
+    char layout[32], schedule[32];
+    snprintf(layout, sizeof layout, "%s", option_word(OPT_LAYOUT, 1 + (int)desc->layout));
+    snprintf(schedule, sizeof schedule, "%s", option_word(OPT_SCHEDULE, (int)all.schedule));
+    if (j->s->json) {
+        json_t *outputs = json_object();
+        for (int id = 0; id < TENSOR_COUNT; id++)
+            if (j->files.tensors[id].used && j->files.tensors[id].output)
+                json_object_set_new(outputs, options[j->files.tensors[id].option].name,
+                                    json_string(j->files.tensors[id].argument));
+        return print_json(
+            j->s,
+            json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:i, s:i, s:s, s:s, s:I, s:f, s:f, s:I, s:I, s:I, s:o}",
+                      "files", outputs, "batch", (json_int_t)desc->batch, "seq_q", (json_int_t)desc->seq_q, "seq_k",
+                      (json_int_t)desc->seq_k, "heads", (json_int_t)desc->heads, "kv_heads", (json_int_t)desc->kv_heads,
+                      "head_dim", (json_int_t)desc->head_dim, "dtype", ra_dtype_name(desc->dtype), "kernel", all.kernel,
+                      "threads", (int)desc->threads, "ring_size", ranks, "layout", layout, "schedule", schedule, "bucket",
+                      (json_int_t)all.bucket, "ms", all.seconds * 1e3, "wait_ms", all.wait * 1e3, "bytes_sent",
+                      (json_int_t)all.bytes_sent, "bytes_sent_total", (json_int_t)total_sent, "workspace_bytes",
+                      (json_int_t)all.workspace, "holes", json_number(totals.hole_share)));
+    }
+    printf("%s [%lld, %lld, %lld, %lld] %s: %s", commands[j->s->command].name, (long long)desc->batch, (long long)desc->seq_q,
+           (long long)desc->heads, (long long)desc->head_dim, ra_dtype_name(desc->dtype), show_seconds(all.seconds));
+    if (ranks > 1)
+        printf(" on %d ranks (%s, %s), %s sent by the busiest", ranks, layout, schedule, show_bytes((double)all.bytes_sent));
+    printf(", kernel %s\n", all.kernel);
+    if (totals.holes > 0)
+        printf("%.3g %% of the rows have no key in this pattern: their output is 0\n", 100 * totals.hole_share);
+    return RA_OK;
+}
+
+static ra_status run_group(job *j, int ranks) {
+    group g;
+    j->results = calloc((size_t)ranks, sizeof *j->results);
+    if (!j->results) return ra_fail(RA_NOMEM, "no memory for %d ranks", ranks);
+    RA_TRY(group_open(j->s, ranks, &g));
+    ra_status status = group_run(&g, commands[j->s->command].name, rank_body, j);
+    group_close(&g);
+    return status;
+}
+
+static ra_status run_files(job *j) {
+    int ranks;
+    RA_TRY(group_ranks(j->s, &ranks));
+    RA_TRY(files_open(j->s, &j->files, &j->d.desc));
+    RA_TRY(describe_files(j->s, ranks, &j->d));
+    files_describe(&j->files, desc_of(j));
+    choose_placement(j, ranks);
+    RA_TRY(apply_memory_limit(j, ranks));
+    RA_TRY(files_create(&j->files));
+    RA_TRY(run_group(j, ranks));
+    RA_TRY(files_publish(&j->files));
+    return report(j, ranks);
+}
+
+ra_status command_run(const settings *s, bool *check_failed) {
+    (void)check_failed;
+    job j = {.s = s, .backward = s->command == CMD_GRAD};
+    ra_status status = run_files(&j);
+    files_close(&j.files);
+    description_free(&j.d);
+    free(j.results);
+    return status;
+}

@@ -1,0 +1,232 @@
+#include "files.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/dtype.h"
+#include "core/size.h"
+#include "core/status.h"
+
+/* ------------------------------------------------------------------------------------------------------------- names */
+
+static const struct {
+    option_id option;
+    bool output;
+} roles[TENSOR_COUNT] = {
+    [T_Q] = {OPT_Q, false},    [T_K] = {OPT_K, false},    [T_V] = {OPT_V, false},
+    [T_OUT] = {OPT_OUT, true}, [T_LSE] = {OPT_LSE, true}, [T_DOUT] = {OPT_DOUT, false},
+    [T_DQ] = {OPT_DQ, true},   [T_DK] = {OPT_DK, true},   [T_DV] = {OPT_DV, true},
+};
+
+static bool ends_with(const char *text, const char *end) {
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* The directory's real path and the file's name, so that ./x and x are one. */
+static void canonical(const char *path, char *result, size_t size) {
+    const char *slash = strrchr(path, '/');
+    char directory[4096];
+    snprintf(directory, sizeof directory, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
+    char *real = realpath(directory, NULL);
+    snprintf(result, size, "%s/%s", real ? real : directory, slash ? slash + 1 : path);
+    free(real);
+}
+
+static ra_status check_outputs(const file_set *files) {
+    for (int a = 0; a < TENSOR_COUNT; a++) {
+        const file_tensor *x = &files->tensors[a];
+        if (!x->used || !x->output) continue;
+        if (!x->file.name[0] && !ends_with(x->file.path, ".npy"))
+            return ra_fail(RA_INVALID, "--%s %s is neither x.npy nor x.safetensors:name", options[x->option].name, x->argument);
+        for (int b = 0; b < a; b++) {
+            const file_tensor *y = &files->tensors[b];
+            if (!y->used || !y->output) continue;
+            char one[8192], other[8192];
+            canonical(x->file.path, one, sizeof one);
+            canonical(y->file.path, other, sizeof other);
+            if (strcmp(one, other) == 0 && (!x->file.name[0] || strcmp(x->file.name, y->file.name) == 0))
+                return ra_fail(RA_INVALID, "--%s and --%s both write %s", options[y->option].name, options[x->option].name,
+                               x->argument);
+        }
+        if (strcmp(x->file.name, "__metadata__") == 0)
+            return ra_fail(RA_INVALID, "--%s: __metadata__ cannot be a tensor's name", options[x->option].name);
+    }
+    return RA_OK;
+}
+
+static ra_status parse_names(const settings *s, file_set *files) {
+    for (int id = 0; id < TENSOR_COUNT; id++) {
+        file_tensor *f = &files->tensors[id];
+        f->option = roles[id].option;
+        f->output = roles[id].output;
+        f->used = s->given[f->option];
+        if (!f->used) continue;
+        f->argument = *(const char *const *)((const char *)s + options[f->option].field);
+        ra_status status = ra_file_name_parse(f->argument, &f->file);
+        if (status != RA_OK) return ra_fail_context(status, "--%s: ", options[f->option].name);
+    }
+    return check_outputs(files);
+}
+
+/* ------------------------------------------------------------------------------------------------------------ shapes */
+
+static const char *show_shape(const ra_array *a) {
+    static _Thread_local char texts[2][200];
+    static _Thread_local unsigned turn;
+    char *text = texts[turn++ % 2];
+    int used = snprintf(text, 200, "[");
+    for (int i = 0; i < a->ndim; i++)
+        used += snprintf(text + used, 200 - (size_t)used, i ? ", %lld" : "%lld", (long long)a->dims[i]);
+    snprintf(text + used, 200 - (size_t)used, "]");
+    return text;
+}
+
+/* Dimension `which` of [B, N, H, D], B being 1 if it is not there. */
+static int64_t dim(const ra_array *a, int which) { return a->ndim == 4 ? a->dims[which] : which == 0 ? 1 : a->dims[which - 1]; }
+
+static ra_status misfit(const file_tensor *x, const file_tensor *y, const char *what) {
+    return ra_fail(RA_IO, "%s has shape %s and %s has shape %s: %s", x->argument, show_shape(&x->array), y->argument,
+                   show_shape(&y->array), what);
+}
+
+static ra_status check_shapes(const file_set *files) {
+    const file_tensor *q = &files->tensors[T_Q], *k = &files->tensors[T_K], *v = &files->tensors[T_V];
+    for (int id = 0; id < TENSOR_COUNT; id++) {
+        const file_tensor *f = &files->tensors[id];
+        if (!f->used || f->output) continue;
+        if (f->array.ndim != 3 && f->array.ndim != 4)
+            return ra_fail(RA_IO, "%s has shape %s: [B, N, H, D] or [N, H, D] is needed", f->argument, show_shape(&f->array));
+        if (f->array.ndim != q->array.ndim) return misfit(q, f, "all must have the batch dimension, or none");
+    }
+    if (dim(&k->array, 0) != dim(&q->array, 0)) return misfit(q, k, "the batch sizes differ");
+    if (dim(&k->array, 3) != dim(&q->array, 3)) return misfit(q, k, "the last dimensions differ");
+    for (int i = 0; i < 4; i++)
+        if (dim(&v->array, i) != dim(&k->array, i)) return misfit(k, v, "k and v must have one shape");
+    const file_tensor *dout = &files->tensors[T_DOUT];
+    for (int i = 0; i < 4 && dout->used; i++)
+        if (dim(&dout->array, i) != dim(&q->array, i)) return misfit(q, dout, "dout must have the shape of q");
+    if (dim(&q->array, 2) < 1 || dim(&k->array, 2) < 1 || dim(&q->array, 2) % dim(&k->array, 2) != 0)
+        return misfit(q, k, "the heads of q must be a multiple of those of k");
+    return RA_OK;
+}
+
+static ra_status set_dtype(const settings *s, const file_set *files, ra_attention_desc *desc) {
+    const file_tensor *q = &files->tensors[T_Q];
+    desc->dtype = s->given[OPT_DTYPE] ? (ra_dtype)s->dtype : q->array.dtype;
+    if (s->given[OPT_DTYPE]) return RA_OK;
+    for (int id = 0; id < TENSOR_COUNT; id++) {
+        const file_tensor *f = &files->tensors[id];
+        if (f->used && !f->output && f->array.dtype != q->array.dtype)
+            return ra_fail(RA_IO, "%s is %s and %s is %s: say with --dtype what to compute", q->argument,
+                           ra_dtype_name(q->array.dtype), f->argument, ra_dtype_name(f->array.dtype));
+    }
+    return RA_OK;
+}
+
+ra_status files_open(const settings *s, file_set *files, ra_attention_desc *desc) {
+    RA_TRY(parse_names(s, files));
+    for (int id = 0; id < TENSOR_COUNT; id++) {
+        file_tensor *f = &files->tensors[id];
+        if (!f->used || f->output) continue;
+        RA_TRY(ra_map_array(&f->file, &f->map, &f->array));
+        f->data = (unsigned char *)(uintptr_t)f->map.data + f->array.offset;
+    }
+    RA_TRY(check_shapes(files));
+    const ra_array *q = &files->tensors[T_Q].array, *k = &files->tensors[T_K].array;
+    files->batched = q->ndim == 4;
+    desc->batch = dim(q, 0);
+    desc->seq_q = dim(q, 1);
+    desc->seq_k = dim(k, 1);
+    desc->heads = dim(q, 2);
+    desc->kv_heads = dim(k, 2);
+    desc->head_dim = dim(q, 3);
+    return set_dtype(s, files, desc);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- outputs */
+
+static void describe_output(const file_set *files, const ra_attention_desc *desc, tensor_id id, ra_array *a) {
+    int64_t n = tensor_rows(desc, id), h = tensor_heads(desc, id);
+    memset(a, 0, sizeof *a);
+    a->dtype = desc->dtype == RA_F64 ? RA_F64 : RA_F32;
+    if (files->batched) a->dims[a->ndim++] = desc->batch;
+    a->dims[a->ndim++] = id == T_LSE ? h : n;
+    a->dims[a->ndim++] = id == T_LSE ? n : h;
+    if (id != T_LSE) a->dims[a->ndim++] = desc->head_dim;
+}
+
+/* Creates the file of tensor `first` and of all later ones in the same .safetensors. */
+static ra_status create_one(file_set *files, tensor_id first) {
+    file_tensor *members[TENSOR_COUNT];
+    const char *names[TENSOR_COUNT];
+    ra_array arrays[TENSOR_COUNT];
+    int count = 0;
+    char path[8192], other[8192];
+    file_tensor *f = &files->tensors[first];
+    canonical(f->file.path, path, sizeof path);
+    for (int id = first; id < TENSOR_COUNT; id++) {
+        file_tensor *m = &files->tensors[id];
+        if (!m->used || !m->output || m->data) continue;
+        canonical(m->file.path, other, sizeof other);
+        if (m != f && strcmp(path, other) != 0) continue;
+        names[count] = m->file.name;
+        arrays[count] = m->array;
+        members[count++] = m;
+    }
+    ra_output *output = &files->outputs[files->output_count];
+    ra_status status;
+    if (f->file.name[0]) {
+        char *header;
+        int64_t header_bytes;
+        RA_TRY(ra_safetensors_header(count, names, arrays, &header, &header_bytes));
+        status =
+            ra_output_create(f->file.path, header, header_bytes, arrays[count - 1].offset + arrays[count - 1].bytes, output);
+        free(header);
+    } else {
+        char header[RA_NPY_HEADER_MAX];
+        RA_TRY(ra_npy_header(&arrays[0], header));
+        status = ra_output_create(f->file.path, header, arrays[0].offset, arrays[0].offset + arrays[0].bytes, output);
+    }
+    RA_TRY(status);
+    files->output_count++;
+    for (int i = 0; i < count; i++) {
+        members[i]->array = arrays[i];
+        members[i]->data = output->data + arrays[i].offset;
+    }
+    return RA_OK;
+}
+
+void files_describe(file_set *files, const ra_attention_desc *desc) {
+    for (int id = 0; id < TENSOR_COUNT; id++)
+        if (files->tensors[id].used && files->tensors[id].output)
+            describe_output(files, desc, (tensor_id)id, &files->tensors[id].array);
+}
+
+ra_status files_create(file_set *files) {
+    for (int id = 0; id < TENSOR_COUNT; id++) {
+        file_tensor *f = &files->tensors[id];
+        if (f->used && f->output && !f->data) RA_TRY(create_one(files, (tensor_id)id));
+    }
+    return RA_OK;
+}
+
+ra_status files_publish(file_set *files) {
+    for (int i = 0; i < files->output_count; i++) RA_TRY(ra_output_sync(&files->outputs[i]));
+    /* A signal waits until all names are given: all outputs or none. */
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, &before);
+    ra_status status = RA_OK;
+    for (int i = 0; i < files->output_count && status == RA_OK; i++) status = ra_output_publish(&files->outputs[i]);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return status;
+}
+
+void files_close(file_set *files) {
+    for (int i = 0; i < files->output_count; i++) ra_output_discard(&files->outputs[i]);
+    for (int id = 0; id < TENSOR_COUNT; id++)
+        if (!files->tensors[id].output) ra_map_close(&files->tensors[id].map);
+}

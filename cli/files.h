@@ -1,0 +1,39 @@
+/* The files of run and grad: inputs mapped and checked against each other, outputs created together and published together. */
+#ifndef CLI_FILES_H
+#define CLI_FILES_H
+
+#include "io/map.h"
+#include "io/output.h"
+#include "options.h"
+#include "shard.h"
+
+typedef struct file_tensor {
+    bool used, output;
+    option_id option;
+    const char *argument;
+    ra_file_name file;
+    ra_array array;      /* in the file */
+    unsigned char *data; /* its first element */
+    ra_map map;          /* inputs */
+} file_tensor;
+
+typedef struct file_set {
+    file_tensor tensors[TENSOR_COUNT];
+    bool batched; /* [B, N, H, D] and not [N, H, D] */
+    ra_output outputs[TENSOR_COUNT];
+    int output_count;
+} file_set;
+
+/* Maps the inputs and fills shape and dtype of desc. RA_INVALID: names that no file could mend; RA_IO: files that do not
+ * fit. */
+ra_status files_open(const settings *s, file_set *files, ra_attention_desc *desc);
+/* Says what the outputs will hold. */
+void files_describe(file_set *files, const ra_attention_desc *desc);
+/* Creates the outputs, each under a temporary name. Tensors of one .safetensors share it. */
+ra_status files_create(file_set *files);
+/* Gives all outputs their names; nothing appears before all of them are on the disk. */
+ra_status files_publish(file_set *files);
+/* Closes everything and removes what was not published. */
+void files_close(file_set *files);
+
+#endif

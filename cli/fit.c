@@ -1,0 +1,171 @@
+#include "fit.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "cli.h"
+#include "core/size.h"
+#include "core/status.h"
+
+#define LONGEST ((int64_t)1 << 40)
+#define NEAR 0.99 /* lengths this close count as equal: then the faster setting wins */
+
+/* Bytes of the rank that needs most. Ranks differ by a row and by their place: the ends and the middle are looked at. */
+static ra_status most_bytes(const ra_attention_desc *desc, int ranks, bool backward, int64_t *bytes) {
+    int looked[] = {0, ranks / 2, ranks - 1};
+    *bytes = 0;
+    for (int i = 0; i < 3; i++) {
+        ra_rank_summary r = {.struct_size = sizeof r};
+        RA_TRY(ra_plan_summary(desc, looked[i], ranks, &r));
+        *bytes = ra_max(*bytes, summary_bytes(&r, backward));
+    }
+    return RA_OK;
+}
+
+static ra_status fits(const settings *s, ra_attention_desc *desc, int64_t seq, int ranks, bool backward, bool *yes) {
+    int64_t bytes;
+    desc->seq_k = seq;
+    desc->seq_q = s->seq_q >= 0 ? s->seq_q : seq;
+    *yes = false;
+    if (ra_attention_desc_check(desc) != RA_OK) return RA_OK; /* beyond 64-bit sizes, or shorter than a key range */
+    RA_TRY(most_bytes(desc, ranks, backward, &bytes));
+    *yes = bytes <= s->memory_limit;
+    return RA_OK;
+}
+
+/* The longest sequence for this layout and bucket; 0 if none. */
+static ra_status longest(const settings *s, ra_attention_desc *desc, int ranks, bool backward, int64_t *seq) {
+    int64_t low = 0, high = 1;
+    bool yes = true;
+    while (high <= LONGEST) {
+        RA_TRY(fits(s, desc, high, ranks, backward, &yes));
+        if (!yes && low > 0) break;
+        if (yes) low = high;
+        high *= 2;
+    }
+    while (low > 0 && high - low > ra_max(1, low >> 12)) {
+        int64_t middle = low + (high - low) / 2;
+        RA_TRY(fits(s, desc, middle, ranks, backward, &yes));
+        *(yes ? &low : &high) = middle;
+    }
+    *seq = low >= 1 << 16 ? low - low % 1024 : low;
+    return RA_OK;
+}
+
+static ra_status try_setting(const settings *s, const machine *m, ra_attention_desc *desc, int ranks, bool backward,
+                             fit_result *f) {
+    double forward_seconds, backward_seconds = 0;
+    RA_TRY(longest(s, desc, ranks, backward, &f->seq));
+    if (f->seq == 0) return RA_OK;
+    desc->seq_k = f->seq;
+    desc->seq_q = s->seq_q >= 0 ? s->seq_q : f->seq;
+    RA_TRY(most_bytes(desc, ranks, backward, &f->memory_bytes));
+    RA_TRY(machine_predict(m, desc, ranks, false, &forward_seconds));
+    if (backward) RA_TRY(machine_predict(m, desc, ranks, true, &backward_seconds));
+    f->seconds = forward_seconds + backward_seconds;
+    f->layout = desc->layout;
+    f->bucket = desc->bucket;
+    return RA_OK;
+}
+
+ra_status fit(const settings *s, const machine *m, int ranks, bool backward, fit_result *best) {
+    static const int64_t buckets[] = {256, 1024, 4096, 16384};
+    description d;
+    settings open = *s;
+    open.memory_limit = 0; /* else the library would shrink buckets to make anything fit */
+    RA_TRY(describe(&open, ra_max(1, s->key_range[1]), ranks, &d));
+    fit_result tried[3 * 4];
+    int count = 0;
+    ra_status status = RA_OK;
+    for (int layout = 0; layout < (ranks == 1 || s->given[OPT_LAYOUT] ? 1 : 3); layout++)
+        for (int bucket = 0; bucket < (ranks == 1 || s->bucket ? 1 : 4) && status == RA_OK; bucket++) {
+            if (ranks > 1 && !s->given[OPT_LAYOUT]) d.desc.layout = (ra_layout)layout;
+            d.desc.bucket = s->bucket ? s->bucket : ranks == 1 ? 0 : buckets[bucket];
+            status = try_setting(s, m, &d.desc, ranks, backward, &tried[count++]);
+        }
+    description_free(&d);
+    RA_TRY(status);
+    int64_t most = 0;
+    for (int i = 0; i < count; i++) most = ra_max(most, tried[i].seq);
+    if (most == 0)
+        return ra_fail(RA_NOMEM, "not even one token fits into --memory-limit %s on %d ranks",
+                       show_bytes((double)s->memory_limit), ranks);
+    best->seq = 0;
+    for (int i = 0; i < count; i++)
+        if ((double)tried[i].seq >= NEAR * (double)most && (best->seq == 0 || tried[i].seconds < best->seconds))
+            *best = tried[i];
+    return RA_OK;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- text */
+
+typedef struct writer {
+    char *text;
+    int used;
+} writer;
+
+static void put(writer *w, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put(writer *w, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    if (w->used < FIT_TEXT) w->used += vsnprintf(w->text + w->used, (size_t)(FIT_TEXT - w->used), format, args);
+    va_end(args);
+}
+
+static void put_list(writer *w, const int_list *list, const char *separator) {
+    for (int64_t i = 0; i < list->count; i++) put(w, "%s%lld", i ? separator : "", (long long)list->values[i]);
+}
+
+static const char *enumerator(ra_layout layout) {
+    return layout == RA_LAYOUT_ZIGZAG    ? "RA_LAYOUT_ZIGZAG"
+           : layout == RA_LAYOUT_STRIPED ? "RA_LAYOUT_STRIPED"
+                                         : "RA_LAYOUT_CONTIGUOUS";
+}
+
+void fit_text(const settings *s, const fit_result *f, int ranks, const char *schedule, char *c, char *cli, char *python) {
+    static const char *const dtypes[] = {"RA_F32", "RA_BF16", "RA_F16", "RA_F64"};
+    bool dense = s->segment_lengths.count == 1 && s->segment_lengths.values[0] == 0 && s->dilation_rates.values[0] == 1;
+    long long kv_heads = (long long)(s->kv_heads ? s->kv_heads : s->heads);
+    char dtype[16], layout[16];
+    snprintf(dtype, sizeof dtype, "%s", option_word(OPT_DTYPE, s->dtype));
+    snprintf(layout, sizeof layout, "%s", option_word(OPT_LAYOUT, 1 + (int)f->layout));
+    writer w = {c, 0};
+    put(&w,
+        "desc.batch = %lld; desc.seq_q = desc.seq_k = %lld; desc.heads = %lld; desc.kv_heads = %lld; desc.head_dim = %lld;\n",
+        (long long)s->batch, (long long)f->seq, (long long)s->heads, kv_heads, (long long)s->head_dim);
+    if (!dense) {
+        put(&w, "desc.segment_lengths = (int64_t[]){");
+        put_list(&w, &s->segment_lengths, ", ");
+        put(&w, "}; desc.dilation_rates = (int64_t[]){");
+        put_list(&w, &s->dilation_rates, ", ");
+        put(&w, "}; desc.branches = %lld;\n", (long long)s->segment_lengths.count);
+    }
+    if (s->causal) put(&w, "desc.causal = true;\n");
+    put(&w, "desc.dtype = %s; desc.layout = %s; desc.bucket = %lld;", dtypes[s->dtype], enumerator(f->layout),
+        (long long)f->bucket);
+
+    w = (writer){cli, 0};
+    put(&w, "ringattn bench --ring-size %d --batch %lld --seq %lld --heads %lld --kv-heads %lld --head-dim %lld", ranks,
+        (long long)s->batch, (long long)f->seq, (long long)s->heads, kv_heads, (long long)s->head_dim);
+    if (!dense) {
+        put(&w, " --segment-lengths ");
+        put_list(&w, &s->segment_lengths, ",");
+        put(&w, " --dilation-rates ");
+        put_list(&w, &s->dilation_rates, ",");
+    }
+    put(&w, "%s --dtype %s --layout %s --schedule %s", s->causal ? " --causal" : "", dtype, layout, schedule);
+    if (f->bucket) put(&w, " --bucket %lld", (long long)f->bucket);
+
+    w = (writer){python, 0};
+    put(&w, "ringattn.attention(query, key, value, ");
+    if (!dense) {
+        put(&w, "segment_lengths=[");
+        put_list(&w, &s->segment_lengths, ", ");
+        put(&w, "], dilation_rates=[");
+        put_list(&w, &s->dilation_rates, ", ");
+        put(&w, "], ");
+    }
+    put(&w, "%sgroup=group, layout=\"%s\", schedule=\"%s\"", s->causal ? "is_causal=True, " : "", layout, schedule);
+    if (f->bucket) put(&w, ", bucket=%lld", (long long)f->bucket);
+    put(&w, ")");
+}

@@ -1,0 +1,23 @@
+/* plan --fit: the longest sequence that fits, and the settings that make it fastest. */
+#ifndef CLI_FIT_H
+#define CLI_FIT_H
+
+#include "machine.h"
+#include "options.h"
+
+typedef struct fit_result {
+    int64_t seq;
+    ra_layout layout;
+    int64_t bucket;
+    int64_t memory_bytes; /* of the rank that needs most */
+    double seconds;       /* predicted */
+} fit_result;
+
+/* Layout and bucket are tried unless they are given. RA_NOMEM: not even one token fits. */
+ra_status fit(const settings *s, const machine *m, int ranks, bool backward, fit_result *result);
+
+/* The result as a C, command-line or Python fragment; each buffer has room for FIT_TEXT bytes. */
+#define FIT_TEXT 2048
+void fit_text(const settings *s, const fit_result *f, int ranks, const char *schedule, char *c, char *cli, char *python);
+
+#endif

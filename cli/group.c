@@ -1,0 +1,111 @@
+#include "group.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/status.h"
+#include "progress.h"
+
+static bool launched(void) { return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE") || getenv("PMIX_RANK"); }
+
+static bool over_mpi(const settings *s) {
+    return s->transport == TRANSPORT_MPI || (s->transport == TRANSPORT_AUTO && launched());
+}
+
+ra_status group_ranks(const settings *s, int *ranks) {
+    if (over_mpi(s))
+        return ra_fail(RA_NOT_AVAILABLE, "the transport mpi is not available in this build; --transport threads is");
+    *ranks = (int)s->ring_size;
+    return RA_OK;
+}
+
+ra_status group_open(const settings *s, int ranks, group *g) {
+    memset(g, 0, sizeof *g);
+    g->comms = calloc((size_t)ranks, sizeof(ra_comm *));
+    if (!g->comms) return ra_fail(RA_NOMEM, "no memory for %d ranks", ranks);
+    g->ranks = g->local = ranks;
+    ra_status status =
+        ranks == 1 && s->transport != TRANSPORT_THREADS ? ra_comm_self(g->comms) : ra_comm_threads(ranks, g->comms);
+    for (int i = 0; i < g->local && status == RA_OK; i++)
+        status = ra_comm_set_timeout(g->comms[i], s->timeout, s->start_timeout);
+    if (status != RA_OK) group_close(g);
+    return status;
+}
+
+void group_close(group *g) {
+    for (int i = 0; i < g->local && g->comms; i++) ra_comm_destroy(g->comms[i]);
+    free(g->comms);
+    memset(g, 0, sizeof *g);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- threads */
+
+typedef struct rank_thread {
+    rank_job job;
+    ra_status (*body)(rank_job *job);
+    ra_status status;
+    char sentence[1024];
+    pthread_t thread;
+    bool started;
+    _Atomic int *running;
+} rank_thread;
+
+static void *rank_main(void *arg) {
+    rank_thread *t = arg;
+    t->status = t->body(&t->job);
+    if (t->status != RA_OK) {
+        snprintf(t->sentence, sizeof t->sentence, "%s", ra_last_error());
+        ra_comm_abort(t->job.comm, t->status, t->sentence);
+    }
+    atomic_fetch_sub(t->running, 1);
+    return NULL;
+}
+
+/* An echo is a failure that says that another rank has failed. */
+static int weight(ra_status status) {
+    switch (status) {
+    case RA_OK: return 0;
+    case RA_ABORTED: return 1;
+    case RA_PEER_LOST: return 2;
+    case RA_TIMEOUT: return 3;
+    default: return 4;
+    }
+}
+
+static void watch(const group *g, const char *what, _Atomic int *running) {
+    progress_start(what);
+    for (long nanoseconds = 50000; atomic_load(running) > 0;) {
+        nanosleep(&(struct timespec){0, nanoseconds}, NULL);
+        if (nanoseconds < 50000000) nanoseconds *= 2;
+        if (g->total > 0) progress_set((double)atomic_load(&g->done) / (double)g->total);
+    }
+    progress_end();
+}
+
+ra_status group_run(group *g, const char *what, ra_status (*body)(rank_job *job), void *arg) {
+    rank_thread *threads = calloc((size_t)g->local, sizeof *threads);
+    if (!threads) return ra_fail(RA_NOMEM, "no memory for %d ranks", g->local);
+    _Atomic int running = g->local;
+    for (int i = 0; i < g->local; i++) {
+        threads[i] = (rank_thread){.job = {g, g->first + i, g->ranks, g->comms[i], arg}, .body = body, .running = &running};
+        threads[i].started = pthread_create(&threads[i].thread, NULL, rank_main, &threads[i]) == 0;
+        if (threads[i].started) continue;
+        threads[i].status = RA_NOMEM;
+        snprintf(threads[i].sentence, sizeof threads[i].sentence, "the thread of rank %d could not be started", g->first + i);
+        ra_comm_abort(g->comms[i], RA_NOMEM, threads[i].sentence);
+        atomic_fetch_sub(&running, 1);
+    }
+    watch(g, what, &running);
+    int worst = 0;
+    for (int i = 0; i < g->local; i++) {
+        if (threads[i].started) pthread_join(threads[i].thread, NULL);
+        if (weight(threads[i].status) > weight(threads[worst].status)) worst = i;
+    }
+    ra_status status = threads[worst].status;
+    if (status != RA_OK) ra_fail(status, "%s", threads[worst].sentence);
+    free(threads);
+    return status;
+}

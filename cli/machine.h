@@ -1,0 +1,40 @@
+/* A machine for predictions: how fast a rank computes, and what a message costs. */
+#ifndef CLI_MACHINE_H
+#define CLI_MACHINE_H
+
+#include "ringattn.h"
+
+typedef struct machine_link {
+    double seconds;          /* of a message however short (alpha) */
+    double bytes_per_second; /* (1/beta) */
+} machine_link;
+
+typedef struct machine {
+    char name[64];
+    double flops[4];       /* useful flop/s of a rank, forward, by ra_dtype */
+    double backward_share; /* speed of backward against forward */
+    int64_t ranks_per_node;
+    machine_link inside, between; /* nodes */
+} machine;
+
+/* A preset (laptop, h200x8, h200x64) or a JSON file. RA_INVALID: neither; RA_IO: the file is wrong. */
+ra_status machine_find(const char *name, machine *m);
+
+/* Seconds of a pass: the slowest rank, whose exchange runs beside its computing. Looks at all ranks, or at some when there
+ * are many. */
+ra_status machine_predict(const machine *m, const ra_attention_desc *desc, int ranks, bool backward, double *seconds);
+typedef struct machine_scaling {
+    int ranks;
+    int64_t seq;
+    double seconds;
+    double efficiency; /* pairs a second and rank, against one rank alone */
+} machine_scaling;
+/* From 1 to 1024 ranks in powers of two (11 rows). Strong: the sequence of desc; weak: `share` tokens for each rank. */
+#define MACHINE_SCALING_ROWS 11
+ra_status machine_scale(const machine *m, const ra_attention_desc *desc, bool forward, bool backward, int64_t weak_share,
+                        machine_scaling *rows);
+/* Prediction for one rank that is known already. */
+double machine_rank_seconds(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *r,
+                            bool backward);
+
+#endif

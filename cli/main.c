@@ -1,0 +1,97 @@
+/* ringattn: the command line. Parses, dispatches, and turns a status into an exit code and one sentence. */
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli.h"
+#include "core/status.h"
+#include "help.h"
+#include "io/output.h"
+
+static const command_function functions[COMMAND_COUNT] = {
+    [CMD_RUN] = command_run,
+    [CMD_GRAD] = command_run,
+    [CMD_VERIFY] = command_verify,
+    [CMD_BENCH] = command_bench,
+    [CMD_MEMORY] = command_memory,
+    [CMD_PLAN] = command_plan,
+    [CMD_WHY] = command_why,
+    [CMD_DRAW] = command_draw,
+    [CMD_INFO] = command_info,
+    [CMD_DEMO] = command_demo,
+    [CMD_COMPLETION] = command_completion,
+    [CMD_MAN] = command_man,
+};
+
+static int exit_code(ra_status status) {
+    switch (status) {
+    case RA_OK: return EXIT_DONE;
+    case RA_INVALID: return EXIT_USAGE;
+    case RA_IO: return EXIT_FILE;
+    case RA_NOMEM: return EXIT_MEMORY;
+    case RA_PEER_LOST:
+    case RA_TIMEOUT:
+    case RA_DISAGREE:
+    case RA_PROTOCOL:
+    case RA_ABORTED: return EXIT_COMMUNICATION;
+    case RA_NOT_AVAILABLE: return EXIT_NOT_AVAILABLE;
+    case RA_DEVICE:
+    case RA_INTERNAL: return EXIT_INTERNAL;
+    }
+    return EXIT_INTERNAL;
+}
+
+/* Ends the process at once, as a signal asks; only what is safe in a handler. */
+static void on_signal(int number) {
+    ra_output_discard_all();
+    if (number == SIGBUS) {
+        static const char sentence[] = "ringattn: a mapped file became shorter, or its disk failed, while it was used\n";
+        ssize_t ignored = write(STDERR_FILENO, sentence, sizeof sentence - 1);
+        (void)ignored;
+        _exit(EXIT_FILE);
+    }
+    _exit(128 + number);
+}
+
+static void set_signals(void) {
+    struct sigaction action = {.sa_handler = on_signal};
+    sigemptyset(&action.sa_mask);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGHUP, &action, NULL);
+    sigaction(SIGBUS, &action, NULL);
+    action.sa_handler = SIG_IGN; /* both show as errors of a write */
+    sigaction(SIGPIPE, &action, NULL);
+    sigaction(SIGXFSZ, &action, NULL);
+}
+
+static ra_status execute(int argc, char **argv, bool *check_failed) {
+    static settings s;
+    RA_TRY(options_parse(argc - 1, argv + 1, &s));
+    if (s.help) {
+        help_command(s.command);
+        return RA_OK;
+    }
+    RA_TRY(settings_check(&s));
+    return functions[s.command](&s, check_failed);
+}
+
+int main(int argc, char **argv) {
+    set_signals();
+    ra_status status = RA_OK;
+    bool check_failed = false;
+    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0))
+        help_overview(stdout);
+    else if (argc == 2 && strcmp(argv[1], "--version") == 0) printf("ringattn %s\n", ra_version());
+    else if (argc < 2) {
+        help_overview(stderr);
+        return EXIT_USAGE;
+    } else status = execute(argc, argv, &check_failed);
+    if (fflush(stdout) != 0 && status == RA_OK) status = ra_fail(RA_IO, "standard output cannot be written");
+    if (status != RA_OK) {
+        fprintf(stderr, "ringattn: %s\n", ra_last_error());
+        return exit_code(status);
+    }
+    return check_failed ? EXIT_CHECK_FAILED : EXIT_DONE;
+}

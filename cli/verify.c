@@ -1,0 +1,142 @@
+#include "verify.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "cli.h"
+#include "core/size.h"
+#include "core/status.h"
+#include "group.h"
+#include "reference/reference.h"
+#include "shard.h"
+
+#define FULL_LIMIT 4e9 /* pairs times D that are worth a complete check */
+#define SAMPLED_ROWS 32
+
+const char *const verify_names[VERIFY_TENSORS] = {"out", "lse", "dq", "dk", "dv"};
+
+/* Results of all ranks as global arrays in float64, and the inputs. */
+typedef struct job {
+    const settings *s;
+    const ra_attention_desc *desc;
+    double *t[TENSOR_COUNT];
+} job;
+
+static int64_t elements(const ra_attention_desc *desc, tensor_id id) {
+    int64_t dim = id == T_LSE ? 1 : desc->head_dim;
+    return desc->batch * tensor_rows(desc, id) * tensor_heads(desc, id) * dim;
+}
+
+static ra_status rank_body(rank_job *rank) {
+    job *j = rank->arg;
+    shard s;
+    ra_plan *plan = NULL;
+    RA_TRY(shard_init(j->desc, rank->rank, rank->ranks, &s));
+    ra_status status = shard_alloc_all(&s, true);
+    if (status == RA_OK) shard_generate(&s, j->s->seed);
+    if (status == RA_OK) status = ra_plan_create(rank->comm, j->desc, &plan);
+    ra_forward_args forward = shard_forward_args(&s);
+    ra_backward_args backward = shard_backward_args(&s);
+    if (status == RA_OK) status = ra_forward(plan, &forward);
+    if (status == RA_OK) status = ra_backward(plan, &backward);
+    for (int id = 0; id < TENSOR_COUNT && status == RA_OK; id++) {
+        bool copy_of_rank_0 = j->desc->query_placement == RA_REPLICATED && tensor_has_queries((tensor_id)id) && rank->rank != 0;
+        if (!copy_of_rank_0) shard_store(&s, (tensor_id)id, j->t[id], RA_F64);
+    }
+    ra_plan_destroy(plan);
+    shard_free(&s);
+    return status;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- judging */
+
+static void judge(verdict *v, int tensor, ref_error e, double bound) {
+    v->error[tensor] = e.ratio > v->error[tensor] ? e.ratio : v->error[tensor];
+    v->bound[tensor] = bound;
+    v->checked[tensor] = true;
+    if (!(e.ratio <= bound)) v->failed = true;
+}
+
+static void judge_queries(const job *j, const ref_outputs *want, int64_t rows, double *const got[TENSOR_COUNT], verdict *v) {
+    const ra_attention_desc *d = j->desc;
+    int64_t wide = d->batch * rows * d->heads * d->head_dim, narrow = d->batch * rows * d->heads;
+    double bound = ref_bound(d->dtype, false, want->max_score), bound_lse = ref_bound(d->dtype, true, want->max_score);
+    judge(v, VERIFY_OUT, ref_compare(got[T_OUT], want->out, want->m_out, wide, d->dtype), bound);
+    judge(v, VERIFY_LSE, ref_compare_lse(got[T_LSE], want->lse, want->m_lse, narrow), bound_lse);
+    judge(v, VERIFY_DQ, ref_compare(got[T_DQ], want->dq, want->m_dq, wide, d->dtype), bound);
+}
+
+static ref_inputs inputs_of(const job *j) {
+    return (ref_inputs){
+        .q = {.data = j->t[T_Q]}, .k = {.data = j->t[T_K]}, .v = {.data = j->t[T_V]}, .dout = {.data = j->t[T_DOUT]}};
+}
+
+static ra_status judge_all(const job *j, verdict *v) {
+    const ra_attention_desc *d = j->desc;
+    ref_outputs want;
+    ref_inputs inputs = inputs_of(j);
+    bool enough = ref_outputs_alloc(d, d->seq_q, d->seq_k, true, &want);
+    if (enough && ref_backward(d, &inputs, &want)) {
+        int64_t keys = elements(d, T_K);
+        double bound = ref_bound(d->dtype, false, want.max_score);
+        judge_queries(j, &want, d->seq_q, j->t, v);
+        judge(v, VERIFY_DK, ref_compare(j->t[T_DK], want.dk, want.m_dk, keys, d->dtype), bound);
+        judge(v, VERIFY_DV, ref_compare(j->t[T_DV], want.dv, want.m_dv, keys, d->dtype), bound);
+    } else enough = false;
+    ref_outputs_free(&want);
+    return enough ? RA_OK : ra_fail(RA_NOMEM, "no memory for the reference");
+}
+
+/* A row at a time, spread over the sequence. dk and dv of a key need every query that meets it, and those all of their keys:
+ * they are left out here. */
+static ra_status judge_sample(const job *j, verdict *v) {
+    const ra_attention_desc *d = j->desc;
+    ref_outputs want;
+    ref_inputs inputs = inputs_of(j);
+    int64_t width = d->heads * d->head_dim, count = ra_min(d->seq_q, SAMPLED_ROWS);
+    double *got[TENSOR_COUNT] = {0};
+    got[T_OUT] = malloc((size_t)(d->batch * width) * sizeof(double));
+    got[T_DQ] = malloc((size_t)(d->batch * width) * sizeof(double));
+    got[T_LSE] = malloc((size_t)(d->batch * d->heads) * sizeof(double));
+    bool enough = got[T_OUT] && got[T_DQ] && got[T_LSE] && ref_outputs_alloc(d, 1, 0, true, &want);
+    for (int64_t n = 0; n < count && enough; n++) {
+        int64_t row = n * (d->seq_q - 1) / ra_max(1, count - 1);
+        enough = ref_query_rows(d, &inputs, &row, 1, true, &want);
+        for (int64_t b = 0; b < d->batch; b++) {
+            memcpy(got[T_OUT] + b * width, j->t[T_OUT] + (b * d->seq_q + row) * width, (size_t)width * sizeof(double));
+            memcpy(got[T_DQ] + b * width, j->t[T_DQ] + (b * d->seq_q + row) * width, (size_t)width * sizeof(double));
+            for (int64_t h = 0; h < d->heads; h++)
+                got[T_LSE][b * d->heads + h] = j->t[T_LSE][(b * d->heads + h) * d->seq_q + row];
+        }
+        if (enough) judge_queries(j, &want, 1, got, v);
+    }
+    v->sampled_rows = count;
+    if (enough) ref_outputs_free(&want);
+    free(got[T_OUT]);
+    free(got[T_DQ]);
+    free(got[T_LSE]);
+    return enough ? RA_OK : ra_fail(RA_NOMEM, "no memory for the reference");
+}
+
+ra_status verify_case(const settings *s, const ra_attention_desc *desc, int ranks, const char *what, verdict *v) {
+    job j = {.s = s, .desc = desc};
+    group g;
+    plan_totals totals;
+    memset(v, 0, sizeof *v);
+    RA_TRY(check_memory_limit(s, desc, ranks, true));
+    RA_TRY(plan_sum(desc, ranks, true, &totals));
+    ra_status status = RA_OK;
+    for (int id = 0; id < TENSOR_COUNT && status == RA_OK; id++) {
+        j.t[id] = calloc((size_t)elements(desc, (tensor_id)id) + 1, sizeof(double));
+        if (!j.t[id]) status = ra_fail(RA_NOMEM, "no memory to gather the results");
+    }
+    if (status == RA_OK) status = group_open(s, ranks, &g);
+    if (status == RA_OK) {
+        status = group_run(&g, what, rank_body, &j);
+        group_close(&g);
+    }
+    double work = (double)totals.pairs * (double)desc->head_dim;
+    if (status == RA_OK) status = work <= FULL_LIMIT ? judge_all(&j, v) : judge_sample(&j, v);
+    for (int id = 0; id < TENSOR_COUNT; id++) free(j.t[id]);
+    return status;
+}
