@@ -1,0 +1,417 @@
+/* The forward kernel for Hopper.
+ *
+ * A persistent block holds one producer warpgroup and WGS consumer warpgroups of 64 query rows each. The producer's first warp
+ * takes tiles, tells the consumers what they are, and keeps TMA loading q, k and v into swizzled shared memory; its other warps
+ * fill the rows that no item meets. Consumers run, for key tile j, in this order:
+ *
+ *     S(j) = q k(j)^T      wgmma from shared memory, issued first
+ *     O += P(j-1) v(j-1)   wgmma with P in registers, issued behind it
+ *     softmax of S(j)      while the second product, and the other warpgroups' products, run
+ *
+ * A token goes round the consumers by named barriers: a warpgroup issues its two products only when it holds the token, so that
+ * one warpgroup's softmax meets the others' products. Key tiles run from last to first, so the masked ones of a causal block
+ * come first. Weights are exp2(s*scale*log2 e - m): one fused multiply-add before the exponential. The running maximum m moves only
+ * when a score exceeds it by 2^8; the sums are rescaled then and not at every tile.
+ *
+ *     shared memory: | q: WGS x panels x 64 rows | k: STAGES x panels x N rows | v: the same | barriers, two works |
+ *     (a panel is 64 columns: rows of 128 bytes)
+ */
+#ifndef RA_KERNELS_CUDA_FORWARD_SM90_CUH
+#define RA_KERNELS_CUDA_FORWARD_SM90_CUH
+
+#include "rows.cuh"
+#include "wgmma.cuh"
+
+namespace ra {
+
+/* Where instance index i moves coordinate 2 + c of a tensor map: at[c][i] each. */
+struct TmaPlace {
+    int32_t at[3][INDEXES];
+};
+
+struct TmaJob {
+    CUtensorMap maps[JOB_ITEMS][3]; /* q, k, v */
+    TmaPlace places[JOB_ITEMS][3];
+    Job job;
+};
+
+/* PIN: see consume. */
+template <int D_, int N_, int WGS_, int STAGES_, bool PIN_ = true> struct Shape {
+    static constexpr int D = D_, N = N_, WGS = WGS_, STAGES = STAGES_;
+    static constexpr bool PIN = PIN_;
+    static constexpr int ROWS = 64 * WGS, PANELS = (D + 63) / 64, THREADS = 128 * (WGS + 1);
+    static constexpr int Q_BYTES = PANELS * 64 * 128, KV_BYTES = PANELS * N * 128;
+    static constexpr int SHARED = WGS * Q_BYTES + 2 * STAGES * KV_BYTES;
+    static constexpr int PRODUCER_REGISTERS = WGS == 2 ? 40 : 32, CONSUMER_REGISTERS = WGS == 2 ? 232 : 160;
+};
+
+template <int WGS, int STAGES> struct Barriers {
+    uint64_t q_full[WGS], q_empty[WGS];
+    uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    uint64_t work_full[2], work_empty[2];
+    Work work[2];
+    int32_t place[3][3]; /* the producer's coordinates 2 .. 4 of q, k, v */
+    int2 range[WGS * 64]; /* the consumers' keys [x, y) of each row */
+};
+
+template <class S> constexpr int shared_bytes() { return S::SHARED + (int)sizeof(Barriers<S::WGS, S::STAGES>) + 1024; }
+
+/* Turn t of a ring of barriers (a power of two of them): the slot, and the parity of its completion. */
+template <int SLOTS> __device__ __forceinline__ int slot_of(uint32_t t) { return (int)(t % SLOTS); }
+template <int SLOTS> __device__ __forceinline__ uint32_t parity_of(uint32_t t) { return t / SLOTS & 1; }
+
+template <class S>
+__device__ __forceinline__ void produce(const TmaJob &tma, unsigned char *q, unsigned char *k, unsigned char *v,
+                                        Barriers<S::WGS, S::STAGES> &bars) {
+    const Job &job = tma.job;
+    uint32_t turn = 0, works = 0, q_turn = 0; /* k and v tiles, tiles, tiles with keys */
+    for (uint32_t tile = blockIdx.x;; works++) {
+        const int slot = slot_of<2>(works);
+        Work &work = bars.work[slot];
+        mbarrier_wait(&bars.work_empty[slot], parity_of<2>(works) ^ 1);
+        if (tile >= job.tiles) {
+            work.item = -1;
+            mbarrier_arrive(&bars.work_full[slot]);
+            return;
+        }
+        find_work(job, tile, S::ROWS, S::N, &work);
+        mbarrier_arrive(&bars.work_full[slot]);
+        tile = job.counter ? atomicAdd(job.counter, 1u) + gridDim.x : tile + gridDim.x;
+
+        int j = work.key_tiles - 1;
+        if (j < 0) continue;
+        const CUtensorMap *maps = tma.maps[work.item];
+#pragma unroll 1
+        for (int t = 0; t < 3; t++)
+#pragma unroll 1
+            for (int c = 0; c < 3; c++) {
+                int at = 0;
+#pragma unroll
+                for (int i = 0; i < INDEXES; i++) at += tma.places[work.item][t].at[c][i] * work.at[i];
+                bars.place[t][c] = at;
+            }
+        auto load = [&](unsigned char *to, uint64_t *full, uint64_t *empty, int t, uint32_t n, int c) {
+            const int stage = slot_of<S::STAGES>(n);
+            mbarrier_wait(&empty[stage], parity_of<S::STAGES>(n) ^ 1);
+            mbarrier_expect(&full[stage], S::KV_BYTES);
+#pragma unroll
+            for (int p = 0; p < S::PANELS; p++)
+                tma_load(to + stage * S::KV_BYTES + p * (S::N * 128), &maps[t], &full[stage], p * 64, c, bars.place[t][0],
+                         bars.place[t][1], bars.place[t][2]);
+        };
+        int key = work.key_first + j * S::N;
+        load(k, bars.k_full, bars.k_empty, 1, turn, key);
+#pragma unroll 1
+        for (int w = 0; w < S::WGS; w++) {
+            mbarrier_wait(&bars.q_empty[w], parity_of<1>(q_turn) ^ 1);
+            mbarrier_expect(&bars.q_full[w], S::Q_BYTES);
+#pragma unroll
+            for (int p = 0; p < S::PANELS; p++)
+                tma_load(q + w * S::Q_BYTES + p * (64 * 128), &maps[0], &bars.q_full[w], p * 64, work.row + w * 64,
+                         bars.place[0][0], bars.place[0][1], bars.place[0][2]);
+        }
+        q_turn++;
+#pragma unroll 1
+        for (; j > 0; j--, key -= S::N, turn++) {
+            load(k, bars.k_full, bars.k_empty, 1, turn + 1, key - S::N);
+            load(v, bars.v_full, bars.v_empty, 2, turn, key);
+        }
+        load(v, bars.v_full, bars.v_empty, 2, turn, key);
+        turn++;
+    }
+}
+
+/* What a consumer thread holds of its two rows (r and r + 8 of its warp's 16). */
+template <int N> struct Softmax {
+    float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.f, 0.f};
+
+    /* S becomes weights; returns whether sums so far must be multiplied by shrink. */
+    __device__ __forceinline__ bool step(float (&s)[N / 2], float scale_log2, float (&shrink)[2]) {
+        float top[2] = {s[0], s[2]};
+#pragma unroll
+        for (int i = 0; i < N / 2; i += 4) {
+            top[0] = fmaxf(top[0], fmaxf(s[i], s[i + 1]));
+            top[1] = fmaxf(top[1], fmaxf(s[i + 2], s[i + 3]));
+        }
+        bool moved = false;
+        float base[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
+            top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
+            shrink[r] = 1.f;
+            if ((top[r] - m[r]) * scale_log2 > 8.f) {
+                shrink[r] = exp2_fast((m[r] - top[r]) * scale_log2);
+                m[r] = top[r];
+                moved = true;
+            }
+            base[r] = m[r] == -INFINITY ? 0.f : m[r] * scale_log2;
+            l[r] *= shrink[r];
+        }
+#pragma unroll
+        for (int i = 0; i < N / 2; i += 4) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+                s[i + e] = exp2_fast(fmaf(s[i + e], scale_log2, -base[e / 2]));
+                l[e / 2] += s[i + e];
+            }
+        }
+        return __any_sync(~0u, moved);
+    }
+};
+
+/* Keys outside [lo, hi) get weight zero. lo and hi count from this thread's first column of the tile. */
+template <int N> __device__ __forceinline__ void mask_tile(float (&s)[N / 2], const int (&lo)[2], const int (&hi)[2]) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const int column = i / 4 * 8 + (i & 1), r = i / 2 & 1;
+        if (column < lo[r] || column >= hi[r]) s[i] = -INFINITY;
+    }
+}
+
+/* Lane q of a quad holds element q of groups 0 .. 3; afterwards it holds group q whole, in order. */
+__device__ __forceinline__ void transpose_quad(uint32_t (&v)[4], int lane) {
+    bool odd = lane & 1, high = lane & 2;
+    uint32_t a = odd ? v[0] : v[1], b = odd ? v[2] : v[3];
+    a = __shfl_xor_sync(~0u, a, 1);
+    b = __shfl_xor_sync(~0u, b, 1);
+    if (odd) v[0] = a, v[2] = b;
+    else v[1] = a, v[3] = b;
+    a = high ? v[0] : v[2], b = high ? v[1] : v[3];
+    a = __shfl_xor_sync(~0u, a, 2);
+    b = __shfl_xor_sync(~0u, b, 2);
+    if (high) v[0] = a, v[1] = b;
+    else v[2] = a, v[3] = b;
+}
+
+template <typename T, int D>
+__device__ __forceinline__ void write_rows(const Job &job, const Work &work, float (&o)[D / 2], const float (&m)[2],
+                                           const float (&l)[2], int a0) {
+    const JobItem &item = job.items[work.item];
+    const int lane = threadIdx.x & 31, quad = lane & 3;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int a = a0 + 8 * r;
+        const bool valid = a < item.q.count;
+        const int64_t row = work.q_row + (valid ? a : 0) * item.q.row_step;
+        float top = m[r] * job.scale, sum = l[r];
+        if (job.single) {
+            float inverse = sum == 0.f ? 0.f : 1.f / sum;
+            T *out = row_pointer<T>(job.out, work.batch, row, work.head);
+#pragma unroll
+            for (int g = 0; g < D / 8; g += 4) {
+                uint32_t pair[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    if (g + i < D / 8) pair[i] = pack<T>(o[(g + i) * 4 + 2 * r] * inverse, o[(g + i) * 4 + 2 * r + 1] * inverse);
+                    else pair[i] = 0;
+                }
+                transpose_quad(pair, lane);
+                if (valid && (g + quad) * 8 < job.head_dim)
+                    reinterpret_cast<uint4 *>(out)[g + quad] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+            }
+            if (valid && quad == 0 && job.lse.data)
+                *row_pointer<float>(job.lse, work.batch, row, work.head) = lse_of(top, sum);
+        } else {
+            float *state_m = row_pointer<float>(job.m, work.batch, row, work.head);
+            float *state_l = row_pointer<float>(job.l, work.batch, row, work.head);
+            float2 *acc = reinterpret_cast<float2 *>(row_pointer<float>(job.acc, work.batch, row, work.head));
+            Fold f = fold_state(valid ? *state_m : 0.f, valid ? *state_l : 0.f, &top, &sum);
+            __syncwarp();
+            if (valid) {
+#pragma unroll
+                for (int g = 0; g < D / 8; g++) {
+                    if (g * 8 < job.head_dim) {
+                        float2 x = acc[g * 4 + quad];
+                        x.x = x.x * f.stored + o[g * 4 + 2 * r] * f.fresh;
+                        x.y = x.y * f.stored + o[g * 4 + 2 * r + 1] * f.fresh;
+                        acc[g * 4 + quad] = x;
+                    }
+                }
+                if (quad == 0) *state_m = top, *state_l = sum;
+            }
+        }
+    }
+}
+
+template <typename T, class S>
+__device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsigned char *k, unsigned char *v,
+                                        Barriers<S::WGS, S::STAGES> &bars) {
+    constexpr int D = S::D, N = S::N, WGS = S::WGS, STAGES = S::STAGES;
+    const int wg = (int)threadIdx.x / 128 - 1, lane = threadIdx.x & 31;
+    const int own = 1 + wg, next = 1 + (wg + 1) % WGS; /* named barriers of the token */
+    const int thread_row = wg * 64 + (int)(threadIdx.x / 32 & 3) * 16 + lane / 4;
+    const uint64_t q_desc = wgmma_descriptor(q + wg * S::Q_BYTES, 0);
+    const uint64_t k_desc = wgmma_descriptor(k, 0), v_desc = wgmma_descriptor(v, N * 128);
+    const float scale_log2 = job.scale_log2;
+    uint32_t turn = 0, q_turn = 0;
+    if (wg == 0) bar_arrive(own, 256);
+
+    for (uint32_t works = 0;; works++) {
+        const int slot = slot_of<2>(works);
+        mbarrier_wait(&bars.work_full[slot], parity_of<2>(works));
+        const Work &work = bars.work[slot];
+        if (work.item < 0) return;
+        int2 *range = &bars.range[thread_row - lane / 4]; /* of this warp's 16 rows */
+        if (lane < 16) {
+            int a = min(work.row + thread_row - lane / 4 + lane, job.items[work.item].q.count - 1);
+            row_interval(job, work, a, &range[lane].x, &range[lane].y);
+        }
+        __syncwarp();
+        const int full_lo = range[15].x, full_hi = range[0].y; /* all 16 attend to these */
+
+        float o[D / 2];
+        Softmax<N> softmax;
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) o[i] = 0.f;
+        bool masked = false;
+        int j = work.key_tiles - 1;
+
+        if (j >= 0) {
+            float s[N / 2];
+            uint32_t p[N / 4];
+            int key = work.key_first + j * N;
+            auto scores = [&](uint32_t t) {
+                const uint64_t stage = k_desc + slot_of<STAGES>(t) * (S::KV_BYTES >> 4);
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < D / 16; i++)
+                    Wgmma<T, N>::ss(s, q_desc + (i / 4 * (64 * 128) + i % 4 * 32 >> 4), stage + (i / 4 * (N * 128) + i % 4 * 32 >> 4),
+                                    i > 0);
+                wgmma_commit();
+            };
+            auto weigh = [&](uint32_t t) {
+                const uint64_t stage = v_desc + slot_of<STAGES>(t) * (S::KV_BYTES >> 4);
+                wgmma_fence();
+#pragma unroll
+                for (int i = 0; i < N / 16; i++)
+                    Wgmma<T, D>::rs(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], stage + (i * 2048 >> 4));
+                wgmma_commit();
+            };
+            auto mask = [&] {
+                if (key < full_lo || key + N > full_hi) {
+                    masked = true;
+                    const int2 upper = range[lane / 4], lower = range[lane / 4 + 8];
+                    const int c = key + lane % 4 * 2, lo[2] = {upper.x - c, lower.x - c}, hi[2] = {upper.y - c, lower.y - c};
+                    mask_tile<N>(s, lo, hi);
+                }
+            };
+            auto convert = [&] {
+#pragma unroll
+                for (int i = 0; i < N / 4; i++) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+            };
+            auto release = [&](uint64_t *bar) {
+                if (lane == 0) mbarrier_arrive(bar);
+            };
+
+            float shrink[2];
+            mbarrier_wait(&bars.q_full[wg], parity_of<1>(q_turn++));
+            mbarrier_wait(&bars.k_full[slot_of<STAGES>(turn)], parity_of<STAGES>(turn));
+            scores(turn);
+            wgmma_wait<0>();
+            wgmma_settle(s);
+            release(&bars.k_empty[slot_of<STAGES>(turn)]);
+            mask();
+            softmax.step(s, scale_log2, shrink);
+            convert();
+
+            if (j > 0) mbarrier_wait(&bars.k_full[slot_of<STAGES>(turn + 1)], parity_of<STAGES>(turn + 1));
+#pragma unroll 1
+            for (; j > 0; j--) {
+                bar_sync(own, 256);
+                scores(turn + 1);
+                mbarrier_wait(&bars.v_full[slot_of<STAGES>(turn)], parity_of<STAGES>(turn));
+                weigh(turn);
+                bar_arrive(next, 256);
+                key -= N;
+                wgmma_wait<1>();
+                wgmma_settle(s);
+                release(&bars.k_empty[slot_of<STAGES>(turn + 1)]);
+                mask();
+                bool moved = softmax.step(s, scale_log2, shrink);
+                if (j > 1) {
+                    uint32_t parity = parity_of<STAGES>(turn + 2);
+                    /* Never true, but it makes this wait need the softmax's result: else the assembler, which sees no reason not
+                     * to, moves the wait for the second product below to before the exponentials, and nothing overlaps. */
+                    if (S::PIN && softmax.l[0] + softmax.l[1] < 0.f) parity ^= 1;
+                    mbarrier_wait(&bars.k_full[slot_of<STAGES>(turn + 2)], parity);
+                }
+                wgmma_wait<0>();
+                wgmma_settle(o);
+                release(&bars.v_empty[slot_of<STAGES>(turn)]);
+                turn++;
+                convert();
+                if (moved) {
+#pragma unroll
+                    for (int i = 0; i < D / 2; i++) o[i] *= shrink[i / 2 & 1];
+                }
+            }
+            release(&bars.q_empty[wg]);
+            mbarrier_wait(&bars.v_full[slot_of<STAGES>(turn)], parity_of<STAGES>(turn));
+            weigh(turn);
+            wgmma_wait<0>();
+            wgmma_settle(o);
+            release(&bars.v_empty[slot_of<STAGES>(turn)]);
+            turn++;
+        }
+
+        if (work.key_tiles > 0 || job.single) {
+            float doubt = 0.f; /* NaN iff a sum is not finite */
+#pragma unroll
+            for (int r = 0; r < 2; r++) {
+                softmax.l[r] += __shfl_xor_sync(~0u, softmax.l[r], 1);
+                softmax.l[r] += __shfl_xor_sync(~0u, softmax.l[r], 2);
+            }
+#pragma unroll
+            for (int i = 0; i < D / 2; i++) doubt = fmaf(o[i], 0.f, doubt);
+            if (masked && __any_sync(~0u, doubt != 0.f)) {
+                const int first = work.row + thread_row - lane / 4, end = min(first + 16, job.items[work.item].q.count);
+                for (int a = first; a < end; a++) recompute_row<T>(job, work, a);
+            } else {
+                write_rows<T, D>(job, work, o, softmax.m, softmax.l, work.row + thread_row);
+            }
+        }
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&bars.work_empty[slot]);
+    }
+}
+
+template <typename T, class S>
+__global__ void __launch_bounds__(S::THREADS, 1) forward_sm90(const __grid_constant__ TmaJob tma) {
+    extern __shared__ unsigned char raw[];
+    unsigned char *q = raw + (-shared_address(raw) & 1023);
+    unsigned char *k = q + S::WGS * S::Q_BYTES, *v = k + S::STAGES * S::KV_BYTES;
+    auto &bars = *reinterpret_cast<Barriers<S::WGS, S::STAGES> *>(v + S::STAGES * S::KV_BYTES);
+
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < S::WGS; i++) {
+            mbarrier_init(&bars.q_full[i], 1);
+            mbarrier_init(&bars.q_empty[i], 4);
+        }
+        for (int i = 0; i < S::STAGES; i++) {
+            mbarrier_init(&bars.k_full[i], 1);
+            mbarrier_init(&bars.k_empty[i], 4 * S::WGS);
+            mbarrier_init(&bars.v_full[i], 1);
+            mbarrier_init(&bars.v_empty[i], 4 * S::WGS);
+        }
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&bars.work_full[i], 1);
+            mbarrier_init(&bars.work_empty[i], 4 * S::WGS);
+        }
+        fence_barrier_init();
+    }
+    __syncthreads();
+
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::PRODUCER_REGISTERS));
+        if (threadIdx.x == 0) produce<S>(tma, q, k, v, bars);
+        else if (threadIdx.x >= 32 && tma.job.fill_holes)
+            fill_holes<T>(tma.job, blockIdx.x * 3 + threadIdx.x / 32 - 1, gridDim.x * 3);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::CONSUMER_REGISTERS));
+        consume<T, S>(tma.job, q, k, v, bars);
+    }
+}
+
+} // namespace ra
+#endif

@@ -1,0 +1,154 @@
+/* One launch: the work items of a step as the device reads them, and how a tile's number becomes rows and keys.
+ *
+ * A tile is a block of query rows of one instance of an item (a batch entry, segment, residue and query head). Tiles are
+ * numbered item by item; inside an item, `section` instances at a time share the keys in L2, and inside a section blocks are the
+ * outer loop, so that the heaviest blocks of all its instances come first when causal:
+ *
+ *     item | section 0: block 3 of instances 0..2, block 2 of 0..2, ... | section 1: ...
+ *
+ * Kernel parameters carry all of it, so that a launch needs no device memory and a CUDA graph keeps its own copy.
+ */
+#ifndef RA_KERNELS_CUDA_JOB_CUH
+#define RA_KERNELS_CUDA_JOB_CUH
+
+#include "core/item.h"
+
+namespace ra {
+
+enum {
+    JOB_ITEMS = 16, /* of one launch; longer lists take more launches */
+    JOB_BATCH = 64, /* batch entries of one launch, when there are key ranges */
+    JOB_ROWS = 1 << 30, /* at most so many rows in a progression */
+};
+
+enum Index { INDEX_GROUP, INDEX_HEAD, INDEX_LOOP1, INDEX_LOOP0, INDEX_BATCH, INDEXES };
+
+struct JobRows {
+    int64_t row, row_step, row_loop[2]; /* loop 0, loop 1 */
+    int64_t pos, pos_step, pos_loop[2];
+    int32_t count;
+};
+
+struct JobItem {
+    uint32_t tile_end;                    /* tiles of this item and those before it */
+    uint32_t blocks, instances, section;
+    uint32_t extent[INDEXES];             /* of an instance's number, group fastest */
+    int32_t head_start, head_step;        /* KV heads */
+    uint32_t branch;
+    JobRows q, k;
+    ra_tensor k_view, v_view;
+    int32_t lo, hi;                       /* query row a attends to keys [a + lo, a + hi), unless sloped: */
+    bool sloped;                          /* the steps of queries and keys differ, and it takes a division */
+    double inverse_step;                  /* 1 / k.pos_step */
+    int64_t origin, origin_loop[2], rate; /* dropout's lattice */
+};
+
+struct Job {
+    JobItem items[JOB_ITEMS];
+    int32_t item_count;
+    uint32_t tiles;
+    int32_t head_dim, heads, rows_q;
+    int32_t batch_first, batch;
+    bool single, last_first, fill_holes, has_ranges, vectors;
+    float scale, scale_log2;
+    int64_t left, right;
+    ra_tensor q, out, lse, acc, m, l;
+    uint32_t *counter; /* tiles handed out beyond the first wave; NULL: dealt round robin */
+    uint32_t drop_below;
+    float keep_scale;
+    uint64_t seed;
+    int64_t key_begin[JOB_BATCH], key_end[JOB_BATCH];
+};
+
+/* A tile, as the warps that compute it need it. Query row a of the instance attends to the keys [lo, hi) of row_interval. */
+struct Work {
+    int32_t item;                /* -1: no more work */
+    int32_t row;                 /* first query row a */
+    int32_t key_first, key_tiles;
+    int32_t key_begin, key_end;  /* no row attends to keys beyond */
+    int64_t below, above;        /* sloped: y - x + left and x - y + right of query row and key 0 */
+    int32_t batch, head;         /* query head */
+    int64_t q_row;               /* of a = 0 */
+    int32_t at[INDEXES];
+};
+
+#ifdef __CUDACC__
+
+/* floor(a / item's key step). Positions are below 2^51 (the host saw to it), so that doubles hold them and the quotient's guess is
+ * at most one off. */
+__device__ __forceinline__ int64_t key_steps(const JobItem &item, int64_t a) {
+    int64_t q = (int64_t)floor((double)a * item.inverse_step), r = a - q * item.k.pos_step;
+    return q - (r < 0) + (r >= item.k.pos_step);
+}
+__device__ __forceinline__ int32_t clamp_row(int64_t c) {
+    return (int32_t)(c < -JOB_ROWS ? -JOB_ROWS : c > JOB_ROWS ? JOB_ROWS : c);
+}
+
+/* The keys [*lo, *hi) of query row a; empty when lo >= hi. */
+__device__ __forceinline__ void row_interval(const Job &job, const Work &work, int a, int *lo, int *hi) {
+    const JobItem &item = job.items[work.item];
+    int first = item.lo + a, end = item.hi + a;
+    if (item.sloped) {
+        int64_t x = a * item.q.pos_step;
+        if (job.left != RA_NO_LIMIT) first = clamp_row(-key_steps(item, work.below - x));
+        if (job.right != RA_NO_LIMIT) end = clamp_row(key_steps(item, work.above + x) + 1);
+    }
+    *lo = max(work.key_begin, first);
+    *hi = min(work.key_end, end);
+}
+
+/* Tile number `tile` < job.tiles, with blocks of `block` rows and key tiles of `keys`. By one thread. */
+__device__ __forceinline__ void find_work(const Job &job, uint32_t tile, int block, int keys, Work *work) {
+    int index = 0;
+    uint32_t start = 0;
+    while (tile >= job.items[index].tile_end) start = job.items[index++].tile_end;
+    const JobItem &item = job.items[index];
+    work->item = index;
+
+    tile -= start;
+    uint32_t section = item.section, group = tile / (section * item.blocks);
+    tile -= group * (section * item.blocks);
+    uint32_t width = min(section, item.instances - group * section);
+    uint32_t number = tile / width, instance = group * section + (tile - number * width);
+    if (job.last_first) number = item.blocks - 1 - number;
+#pragma unroll 1
+    for (int i = 0; i < INDEXES; i++) {
+        uint32_t rest = instance / item.extent[i];
+        work->at[i] = (int32_t)(instance - rest * item.extent[i]);
+        instance = rest;
+    }
+    work->at[INDEX_BATCH] += job.batch_first;
+    work->batch = work->at[INDEX_BATCH];
+    work->head = (item.head_start + work->at[INDEX_HEAD] * item.head_step) * (int32_t)item.extent[INDEX_GROUP] + work->at[INDEX_GROUP];
+    const int i0 = work->at[INDEX_LOOP0], i1 = work->at[INDEX_LOOP1];
+    work->q_row = item.q.row + i0 * item.q.row_loop[0] + i1 * item.q.row_loop[1];
+
+    int begin = 0, end = item.k.count;
+    if (item.sloped || job.has_ranges) {
+        int64_t x = item.q.pos + i0 * item.q.pos_loop[0] + i1 * item.q.pos_loop[1];
+        int64_t y = item.k.pos + i0 * item.k.pos_loop[0] + i1 * item.k.pos_loop[1];
+        work->below = y - x + job.left;
+        work->above = x - y + job.right;
+        if (job.has_ranges) {
+            const int b = work->batch - job.batch_first;
+            begin = max(begin, clamp_row(-key_steps(item, y - job.key_begin[b])));
+            end = min(end, clamp_row(-key_steps(item, y - job.key_end[b])));
+        }
+    }
+    work->key_begin = begin;
+    work->key_end = end;
+
+    /* lo and hi of a row never fall from row to row, so the block's ends bound all of its rows. */
+    const int first = (int)number * block, last = min(first + block, item.q.count) - 1;
+    int unused;
+    work->row = first;
+    row_interval(job, *work, first, &begin, &unused);
+    row_interval(job, *work, last, &unused, &end);
+    work->key_first = begin;
+    work->key_tiles = end > begin ? (end - begin + keys - 1) / keys : 0;
+}
+
+#endif
+
+} // namespace ra
+#endif

@@ -1,0 +1,15 @@
+/* Instances of the Hopper kernel, in files of their own so that they compile side by side. */
+#ifndef RA_KERNELS_CUDA_SM90_VARIANT_CUH
+#define RA_KERNELS_CUDA_SM90_VARIANT_CUH
+
+#include "forward_sm90.cuh"
+#include "launch.cuh"
+
+namespace ra {
+
+template <class S> constexpr Variant sm90_of() {
+    return {S::D, S::ROWS, S::N, S::THREADS, shared_bytes<S>(), {(const void *)&forward_sm90<bf16, S>, (const void *)&forward_sm90<f16, S>}};
+}
+
+} // namespace ra
+#endif
