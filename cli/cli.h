@@ -61,7 +61,9 @@ typedef struct plan_totals {
     double balance;        /* mean pairs of a rank / most pairs of a rank */
 } plan_totals;
 ra_status plan_sum(const ra_attention_desc *desc, int ranks, bool backward, plan_totals *totals);
-/* The same, rank by rank: start from zero, add every rank, finish. */
+/* The summaries of all ranks, to be freed. */
+ra_status plan_ranks(const ra_attention_desc *desc, int ranks, ra_rank_summary **all);
+/* plan_sum, rank by rank: start from zero, add every rank, finish. */
 void plan_add(plan_totals *totals, const ra_rank_summary *rank, bool backward);
 void plan_finish(plan_totals *totals, const ra_attention_desc *desc);
 /* Bytes that a rank holds for forward alone, or for forward and backward. */

@@ -33,11 +33,8 @@ static double rank_seconds(const plan_view *p, const ra_rank_summary *r) {
 }
 
 static ra_status look(plan_view *p) {
-    p->rank = calloc((size_t)p->ranks, sizeof *p->rank);
-    if (!p->rank) return ra_fail(RA_NOMEM, "no memory for %d ranks", p->ranks);
+    RA_TRY(plan_ranks(p->desc, p->ranks, &p->rank));
     for (int i = 0; i < p->ranks; i++) {
-        p->rank[i].struct_size = sizeof *p->rank;
-        RA_TRY(ra_plan_summary(p->desc, i, p->ranks, &p->rank[i]));
         plan_add(&p->totals, &p->rank[i], p->backward);
         double seconds = rank_seconds(p, &p->rank[i]);
         if (seconds > p->predicted) p->predicted = seconds;

@@ -255,28 +255,35 @@ void plan_finish(plan_totals *t, const ra_attention_desc *desc) {
     t->balance = t->pairs_max > 0 ? (double)t->pairs / (double)t->ranks / (double)t->pairs_max : 1;
 }
 
+ra_status plan_ranks(const ra_attention_desc *desc, int ranks, ra_rank_summary **all) {
+    *all = calloc((size_t)ranks, sizeof **all);
+    if (!*all) return ra_fail(RA_NOMEM, "no memory for %d ranks", ranks);
+    for (int i = 0; i < ranks; i++) (*all)[i].struct_size = sizeof **all;
+    ra_status status = ra_plan_summaries(desc, ranks, *all);
+    if (status == RA_OK) return RA_OK;
+    free(*all);
+    *all = NULL;
+    return status;
+}
+
 ra_status plan_sum(const ra_attention_desc *desc, int ranks, bool backward, plan_totals *t) {
+    ra_rank_summary *all;
     memset(t, 0, sizeof *t);
-    for (int rank = 0; rank < ranks; rank++) {
-        ra_rank_summary r = {.struct_size = sizeof r};
-        RA_TRY(ra_plan_summary(desc, rank, ranks, &r));
-        plan_add(t, &r, backward);
-    }
+    RA_TRY(plan_ranks(desc, ranks, &all));
+    for (int rank = 0; rank < ranks; rank++) plan_add(t, &all[rank], backward);
     plan_finish(t, desc);
+    free(all);
     return RA_OK;
 }
 
 ra_status check_memory_limit(const settings *s, const ra_attention_desc *desc, int ranks, bool backward) {
+    plan_totals totals;
     if (!s->given[OPT_MEMORY_LIMIT]) return RA_OK;
-    for (int rank = 0; rank < ranks; rank++) {
-        ra_rank_summary r = {.struct_size = sizeof r};
-        RA_TRY(ra_plan_summary(desc, rank, ranks, &r));
-        int64_t needed = summary_bytes(&r, backward);
-        if (needed > s->memory_limit)
-            return ra_fail(RA_NOMEM,
-                           "rank %d needs %s for shards and workspace, more than --memory-limit %s: a larger --ring-size or a "
-                           "smaller --bucket needs less",
-                           rank, show_bytes((double)needed), show_bytes((double)s->memory_limit));
-    }
-    return RA_OK;
+    RA_TRY(plan_sum(desc, ranks, backward, &totals));
+    int64_t needed = backward ? totals.backward_max : totals.forward_max;
+    if (needed <= s->memory_limit) return RA_OK;
+    return ra_fail(RA_NOMEM,
+                   "a rank needs %s for shards and workspace, more than --memory-limit %s: a larger --ring-size or a smaller --bucket "
+                   "needs less",
+                   show_bytes((double)needed), show_bytes((double)s->memory_limit));
 }

@@ -54,15 +54,14 @@ static ra_status longest(const settings *s, ra_attention_desc *desc, int ranks, 
 
 static ra_status try_setting(const settings *s, const machine *m, ra_attention_desc *desc, int ranks, bool backward,
                              fit_result *f) {
-    double forward_seconds, backward_seconds = 0;
+    machine_prediction p;
     RA_TRY(longest(s, desc, ranks, backward, &f->seq));
     if (f->seq == 0) return RA_OK;
     desc->seq_k = f->seq;
     desc->seq_q = s->seq_q >= 0 ? s->seq_q : f->seq;
     RA_TRY(most_bytes(desc, ranks, backward, &f->memory_bytes));
-    RA_TRY(machine_predict(m, desc, ranks, false, &forward_seconds));
-    if (backward) RA_TRY(machine_predict(m, desc, ranks, true, &backward_seconds));
-    f->seconds = forward_seconds + backward_seconds;
+    RA_TRY(machine_predict(m, desc, ranks, &p));
+    f->seconds = p.forward + (backward ? p.backward : 0);
     f->layout = desc->layout;
     f->bucket = desc->bucket;
     return RA_OK;

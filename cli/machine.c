@@ -81,15 +81,17 @@ double machine_rank_seconds(const machine *m, const ra_attention_desc *desc, int
     return (compute > exchange ? compute : exchange) + (compute < first ? compute : first);
 }
 
-ra_status machine_predict(const machine *m, const ra_attention_desc *desc, int ranks, bool backward, double *seconds) {
-    int64_t looks = ra_min(ranks, 16);
-    *seconds = 0;
+ra_status machine_predict(const machine *m, const ra_attention_desc *desc, int ranks, machine_prediction *p) {
+    int64_t looks = ra_min(ranks, ranks > 64 ? 4 : 16); /* the first and the last rank among them */
+    *p = (machine_prediction){0};
     for (int64_t i = 0; i < looks; i++) {
         int rank = looks > 1 ? (int)(i * (ranks - 1) / (looks - 1)) : 0;
         ra_rank_summary r = {.struct_size = sizeof r};
         RA_TRY(ra_plan_summary(desc, rank, ranks, &r));
-        double one = machine_rank_seconds(m, desc, ranks, &r, backward);
-        *seconds = one > *seconds ? one : *seconds;
+        double forward = machine_rank_seconds(m, desc, ranks, &r, false), backward = machine_rank_seconds(m, desc, ranks, &r, true);
+        p->forward = forward > p->forward ? forward : p->forward;
+        p->backward = backward > p->backward ? backward : p->backward;
+        p->pairs += (double)r.pairs / (double)looks;
     }
     return RA_OK;
 }
@@ -100,17 +102,14 @@ ra_status machine_scale(const machine *m, const ra_attention_desc *desc, bool fo
     for (int i = 0; i < MACHINE_SCALING_ROWS; i++) {
         int ranks = 1 << i;
         ra_attention_desc d = *desc;
-        double forward_seconds = 0, backward_seconds = 0;
-        ra_rank_summary whole = {.struct_size = sizeof whole};
+        machine_prediction p;
         d.memory_limit = 0;
         if (weak_share > 0) {
             d.seq_q = d.seq_k = weak_share * ranks;
             d.key_begin = d.key_end = NULL;
         }
-        RA_TRY(ra_plan_summary(&d, 0, 1, &whole));
-        if (forward) RA_TRY(machine_predict(m, &d, ranks, false, &forward_seconds));
-        if (backward) RA_TRY(machine_predict(m, &d, ranks, true, &backward_seconds));
-        double seconds = forward_seconds + backward_seconds, rate = seconds > 0 ? (double)whole.pairs / seconds / ranks : 0;
+        RA_TRY(machine_predict(m, &d, ranks, &p));
+        double seconds = (forward ? p.forward : 0) + (backward ? p.backward : 0), rate = seconds > 0 ? p.pairs / seconds : 0;
         if (i == 0) rate_alone = rate;
         rows[i] = (machine_scaling){ranks, d.seq_k, seconds, rate_alone > 0 ? rate / rate_alone : 1};
     }

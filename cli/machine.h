@@ -20,9 +20,13 @@ typedef struct machine {
 /* A preset (laptop, h200x8, h200x64) or a JSON file. RA_INVALID: neither; RA_IO: the file is wrong. */
 ra_status machine_find(const char *name, machine *m);
 
-/* Seconds of a pass: the slowest rank, whose exchange runs beside its computing. Looks at all ranks, or at some when there
- * are many. */
-ra_status machine_predict(const machine *m, const ra_attention_desc *desc, int ranks, bool backward, double *seconds);
+typedef struct machine_prediction {
+    double forward, backward; /* seconds of the slowest rank, whose exchange runs beside its computing */
+    double pairs;             /* of a rank, on average */
+} machine_prediction;
+/* Looks at all ranks, or at some when there are many. */
+ra_status machine_predict(const machine *m, const ra_attention_desc *desc, int ranks, machine_prediction *prediction);
+
 typedef struct machine_scaling {
     int ranks;
     int64_t seq;

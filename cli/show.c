@@ -40,6 +40,17 @@ const char *show_count(double count) {
 
 const char *show_seconds(double seconds) {
     static const char *const units[] = {"us", "ms", "s"};
+    static const struct {
+        double seconds;
+        const char *name;
+    } long_units[] = {{365.25 * 86400, "years"}, {86400, "days"}, {3600, "h"}, {60, "min"}};
+    for (int i = 0; i < 4; i++)
+        if (seconds >= 2 * long_units[i].seconds) {
+            char *text = next_text();
+            double value = seconds / long_units[i].seconds;
+            snprintf(text, 24, "%.*f %s", value < 99.95 ? 1 : 0, value, long_units[i].name);
+            return text;
+        }
     return scaled(seconds * 1e6, 1000, units, 3);
 }
 

@@ -236,6 +236,8 @@ typedef struct ra_rank_summary {
 
 /* The summary of any rank of any group size, without a communicator. */
 RA_API ra_status ra_plan_summary(const ra_attention_desc *desc, int rank, int ranks, ra_rank_summary *summary);
+/* The summaries of all ranks, of which what they share is worked out only once. Each of the `ranks` entries has its struct_size set. */
+RA_API ra_status ra_plan_summaries(const ra_attention_desc *desc, int ranks, ra_rank_summary *summaries);
 
 /* Bytes of workspace that the plan has reserved for forward and for backward on this rank. */
 RA_API int64_t ra_plan_workspace(const ra_plan *plan, bool backward);

@@ -193,6 +193,32 @@ ra_status ra_plan_summary(const ra_attention_desc *desc, int rank, int ranks, ra
     return RA_OK;
 }
 
+ra_status ra_plan_summaries(const ra_attention_desc *desc, int ranks, ra_rank_summary *summaries) {
+    if (!summaries) return ra_fail(RA_INVALID, "summaries is NULL");
+    RA_TRY(ra_plan_summary(desc, 0, ranks, &summaries[0]));
+    ra_plan *plan; /* of rank 0, whose route is everybody's */
+    RA_TRY(make_plan(desc, 0, ranks, &plan));
+    ra_status status = RA_OK;
+    for (int rank = 1; rank < ranks && status == RA_OK; rank++) {
+        ra_rank_summary *summary = &summaries[rank];
+        ra_arena arena = {0};
+        ra_view view;
+        status = ra_view_create(&arena, &plan->route, rank, &view);
+        if (status == RA_OK) {
+            ra_summarise(&plan->route, &view, plan->kernel, plan->threads, summary);
+            summary->schedule = plan->schedule;
+            summary->bucket = plan->route.bucket;
+            memcpy(summary->reason, plan->reason, sizeof summary->reason);
+        }
+        ra_arena_free(&arena);
+        int64_t limit = plan->config.memory_limit;
+        if (status == RA_OK && limit > 0 && ra_sat_add(summary->shard_bytes, summary->workspace_bytes) > limit)
+            status = ra_plan_summary(desc, rank, ranks, summary); /* this rank may want another bucket */
+    }
+    free_plan(plan);
+    return status;
+}
+
 int64_t ra_plan_workspace(const ra_plan *plan, bool backward) {
     if (!plan) return 0;
     return backward ? plan->backward.total : plan->forward.total;
