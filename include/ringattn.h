@@ -239,6 +239,19 @@ RA_API ra_status ra_plan_summary(const ra_attention_desc *desc, int rank, int ra
 /* The summaries of all ranks, of which what they share is worked out only once. Each of the `ranks` entries has its struct_size set. */
 RA_API ra_status ra_plan_summaries(const ra_attention_desc *desc, int ranks, ra_rank_summary *summaries);
 
+/* Where and when a query meets a key: the key's rank sends it round in buckets, one hop a step. */
+typedef struct ra_meeting {
+    uint32_t struct_size;  /* sizeof(ra_meeting), set by the caller */
+    int32_t query_rank, key_rank;
+    int64_t round, bucket; /* in which the key travels */
+    int64_t hop;           /* hops from the key's rank to the query's; 0: it need not travel */
+    int64_t step;          /* of the query's rank, from 0 */
+} ra_meeting;
+
+/* Only for pairs that the pattern attends to in this branch (window and key range are not looked at); RA_INVALID for others. */
+RA_API ra_status ra_plan_meeting(const ra_attention_desc *desc, int ranks, int64_t query, int64_t key, int64_t head, int64_t branch,
+                                 ra_meeting *meeting);
+
 /* Bytes of workspace that the plan has reserved for forward and for backward on this rank. */
 RA_API int64_t ra_plan_workspace(const ra_plan *plan, bool backward);
 /* What was chosen where the descriptor left a choice. */
