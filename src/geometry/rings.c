@@ -156,7 +156,7 @@ static bool add_striped(builder *b, int32_t class_index, int64_t first, int64_t 
 static bool add_class(builder *b, int32_t class_index) {
     const ra_config *c = b->config;
     int64_t w = b->out->classes[class_index].segment;
-    if (c->seq_k == 0 || c->seq_q == 0) return true;
+    if (c->batch == 0 || c->seq_k == 0 || c->seq_q == 0) return true; /* nothing to compute, so nothing to send */
     if (w == 0 || w >= c->seq_k) { /* one segment; queries at negative positions belong to it only if it has no ends */
         return add_ring(b, class_index, 0, 1, 0, 0);
     }
