@@ -282,8 +282,9 @@ ra_status check_memory_limit(const settings *s, const ra_attention_desc *desc, i
     RA_TRY(plan_sum(desc, ranks, backward, &totals));
     int64_t needed = backward ? totals.backward_max : totals.forward_max;
     if (needed <= s->memory_limit) return RA_OK;
-    return ra_fail(RA_NOMEM,
-                   "a rank needs %s for shards and workspace, more than --memory-limit %s: a larger --ring-size or a smaller --bucket "
-                   "needs less",
-                   show_bytes((double)needed), show_bytes((double)s->memory_limit));
+    return ra_fail(
+        RA_NOMEM,
+        "a rank needs %s for shards and workspace, more than --memory-limit %s: a larger --ring-size or a smaller --bucket "
+        "needs less",
+        show_bytes((double)needed), show_bytes((double)s->memory_limit));
 }

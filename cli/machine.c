@@ -88,7 +88,8 @@ ra_status machine_predict(const machine *m, const ra_attention_desc *desc, int r
         int rank = looks > 1 ? (int)(i * (ranks - 1) / (looks - 1)) : 0;
         ra_rank_summary r = {.struct_size = sizeof r};
         RA_TRY(ra_plan_summary(desc, rank, ranks, &r));
-        double forward = machine_rank_seconds(m, desc, ranks, &r, false), backward = machine_rank_seconds(m, desc, ranks, &r, true);
+        double forward = machine_rank_seconds(m, desc, ranks, &r, false),
+               backward = machine_rank_seconds(m, desc, ranks, &r, true);
         p->forward = forward > p->forward ? forward : p->forward;
         p->backward = backward > p->backward ? backward : p->backward;
         p->pairs += (double)r.pairs / (double)looks;

@@ -60,7 +60,8 @@ const option options[OPTION_COUNT] = {
     [OPT_SVG] = {"svg", KIND_FILE, AT(svg), ONLY(DRAW), "FILE", 0, 0, "", "draws into this SVG file"},
 
     [OPT_BATCH] = {"batch", KIND_INTEGER, AT(batch), SHAPED, "B", 0, LARGE, "1", "batch entries"},
-    [OPT_SEQ] = {"seq", KIND_LIST, AT(seq), SHAPED, "N", 0, LARGE, "4096", "keys, and queries unless --seq-q (memory: a list)"},
+    [OPT_SEQ] = {"seq", KIND_LIST, AT(seq), SHAPED, "N", 0, LARGE, "4096 (draw: 48)",
+                 "keys, and queries unless --seq-q (memory: a list)"},
     [OPT_SEQ_Q] = {"seq-q", KIND_INTEGER, AT(seq_q), SHAPED, "N", 0, LARGE, "as --seq",
                    "queries; the last one meets the last key"},
     [OPT_HEADS] = {"heads", KIND_INTEGER, AT(heads), SHAPED, "H", 1, 1 << 30, "8", "query heads"},
