@@ -73,10 +73,35 @@ static ra_reach reach_at(const ra_ring *ring, int64_t source_member, const int64
     return (ra_reach){.hops = (int32_t)(goes_down ? down : up), .first = (int32_t)(goes_down ? first_down : first_up), .down = goes_down};
 }
 
+/* Without a mask, and with queries on every member, each bucket goes all the way round: nothing to find out. */
+static bool all_round(const ra_config *c, const ra_ring *ring) {
+    if (c->left != RA_NO_LIMIT || c->right != RA_NO_LIMIT) return false;
+    int64_t members = 0, last = -1;
+    for (int64_t t = 0; t < ring->target_count; t++) {
+        if (ring->targets[t].member <= last) return false; /* zigzag: not worth telling apart */
+        last = ring->targets[t].member;
+        members++;
+    }
+    return members == ring->member_count;
+}
+
+static bool go_all_round(ra_arena *arena, ra_ring *ring) {
+    ra_reach *reaches = ra_arena_take(arena, ring->source_count, sizeof(ra_reach));
+    if (!reaches) return false;
+    for (int64_t s = 0; s < ring->source_count; s++) {
+        reaches[s] = (ra_reach){.slice_end = ra_ceil_div(ring->sources[s].rows.count, ring->cap),
+                                .hops = (int32_t)ring->member_count - 1,
+                                .first = 1};
+        ring->paths[s] = (ra_path){&reaches[s], 1};
+    }
+    return true;
+}
+
 /* The reach is constant between the slices where some target's need begins or ends. */
 static bool find_paths(ra_arena *arena, const ra_config *c, ra_ring *ring, int64_t *needs, int64_t *marks) {
     ring->paths = ra_arena_take(arena, ring->source_count, sizeof(ra_path));
     if (!ring->paths) return false;
+    if (all_round(c, ring)) return go_all_round(arena, ring);
     for (int64_t s = 0; s < ring->source_count; s++) {
         const ra_part *source = &ring->sources[s];
         int64_t slices = ra_ceil_div(source->rows.count, ring->cap), count = 0;

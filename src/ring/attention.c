@@ -21,17 +21,18 @@ typedef struct argument {
 
 static bool is_empty(const ra_config *c, const argument *a) { return c->batch == 0 || a->rows == 0; }
 
-/* The bytes that an argument may touch: [*low, *high). */
-static void extent(const ra_config *c, const argument *a, uintptr_t *low, uintptr_t *high) {
+/* The bytes that an argument may touch: [*low, *high). False if no memory is that large. */
+static bool extent(const ra_config *c, const argument *a, uintptr_t *low, uintptr_t *high) {
     int64_t first = 0, last = a->dim;
     const int64_t strides[3] = {a->tensor->batch, a->tensor->row, a->tensor->head}, counts[3] = {c->batch, a->rows, a->heads};
     for (int i = 0; i < 3; i++) {
-        int64_t reach = strides[i] * (counts[i] - 1);
-        if (reach < 0) first += reach;
-        else last += reach;
+        int64_t reach, *end = strides[i] < 0 ? &first : &last;
+        if (!ra_mul(strides[i], counts[i] - 1, &reach) || !ra_add(*end, reach, end)) return false;
     }
-    *low = (uintptr_t)a->tensor->data + (uintptr_t)(first * a->size);
-    *high = (uintptr_t)a->tensor->data + (uintptr_t)(last * a->size);
+    if (!ra_mul(first, a->size, &first) || !ra_mul(last, a->size, &last)) return false;
+    *low = (uintptr_t)a->tensor->data + (uintptr_t)first;
+    *high = (uintptr_t)a->tensor->data + (uintptr_t)last;
+    return *low <= (uintptr_t)a->tensor->data && *high > *low;
 }
 
 /* No stride of an output may be 0 where there is more than one element to write, and its rows may not overlap each other. */
@@ -62,8 +63,7 @@ static bool rows_meet(const argument *a, const argument *b, int64_t gap, const i
 /* Slices of one packed tensor have the same strides and are told apart exactly; others must lie in different ranges of memory. */
 static bool share_memory(const ra_config *c, const argument *a, const argument *b) {
     uintptr_t low[2], high[2];
-    extent(c, a, &low[0], &high[0]);
-    extent(c, b, &low[1], &high[1]);
+    if (!extent(c, a, &low[0], &high[0]) || !extent(c, b, &low[1], &high[1])) return true;
     if (low[0] >= high[1] || low[1] >= high[0]) return false;
     const ra_tensor *x = a->tensor, *y = b->tensor;
     if (a->size != b->size || x->batch != y->batch || x->row != y->row || x->head != y->head) return true;
@@ -88,6 +88,9 @@ static ra_status check_arguments(const ra_config *c, const argument *args, int c
         if (!args[i].tensor->data && !args[i].optional) return ra_fail(RA_INVALID, "%s is NULL", args[i].name);
         if (args[i].tensor->data && (uintptr_t)args[i].tensor->data % (uintptr_t)args[i].size)
             return ra_fail(RA_INVALID, "%s is not aligned to its elements of %" PRId64 " bytes", args[i].name, args[i].size);
+        uintptr_t low, high;
+        if (args[i].tensor->data && !extent(c, &args[i], &low, &high))
+            return ra_fail(RA_INVALID, "the strides of %s reach beyond any memory", args[i].name);
         if (args[i].tensor->data && args[i].output) RA_TRY(check_output(c, &args[i]));
     }
     for (int i = 0; i < count; i++) /* an output shares memory with nothing else */

@@ -10,8 +10,9 @@
 static bool has_key(const ra_config *c, const ra_class *class, int64_t b, int64_t x) {
     if (class->segment > 0 && x < 0) return false;
     int64_t origin = class->segment > 0 ? x / class->segment * class->segment : 0;
-    ra_span self = {x, 1, 1}, queries = ra_lattice_queries(c, class, origin);
-    if (queries.count == 0 || ra_mod(x - queries.start, queries.step) != 0) return false;
+    bool on_lattice = class->residue || !c->dilate_queries || ra_mod(x - origin - class->offset, class->rate) == 0;
+    if (!on_lattice) return false;
+    ra_span self = {x, 1, 1};
     ra_span keys = ra_span_clip(ra_lattice_keys(c, class, origin), c->key_begin[b], c->key_end[b]);
     return class->residue ? ra_count_covered_residue(self, keys, class->rate, c->left, c->right) > 0
                           : ra_count_covered(self, keys, c->left, c->right) > 0;

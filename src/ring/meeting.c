@@ -70,7 +70,7 @@ static ra_status meet(const ra_route *route, int64_t query, int64_t key, int64_t
 ra_status ra_plan_meeting(const ra_attention_desc *desc, int ranks, int64_t query, int64_t key, int64_t head, int64_t branch,
                           ra_meeting *meeting) {
     if (!meeting) return ra_fail(RA_INVALID, "meeting is NULL");
-    if (meeting->struct_size != sizeof *meeting)
+    if (meeting->struct_size < sizeof *meeting)
         return ra_fail(RA_INVALID, "meeting has struct_size %u, this library knows %zu", meeting->struct_size, sizeof *meeting);
     if (ranks < 1 || ranks > RA_MAX_RANKS) return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
     ra_arena arena = {0};

@@ -44,7 +44,7 @@ static ra_status make_route(ra_plan *plan, int rank, int ranks) {
         int64_t bytes = held_bytes(c, &plan->view, plan->forward.total);
         if (c->memory_limit == 0 || bytes <= c->memory_limit) return RA_OK;
         if (c->bucket > 0 || bucket == 1)
-            return ra_fail(RA_NOMEM, "rank %d needs %" PRId64 " bytes, more than the memory limit of %" PRId64, rank, bytes,
+            return ra_fail(RA_NOMEM, "rank %d needs %" PRId64 " bytes, more than the memory_limit of %" PRId64, rank, bytes,
                            c->memory_limit);
         snprintf(plan->reason, sizeof plan->reason, "ring; bucket %" PRId64 " to stay within the memory limit", ra_max(1, bucket / 2));
     }
@@ -179,7 +179,7 @@ void ra_plan_destroy(ra_plan *plan) {
 
 ra_status ra_plan_summary(const ra_attention_desc *desc, int rank, int ranks, ra_rank_summary *summary) {
     if (!summary) return ra_fail(RA_INVALID, "summary is NULL");
-    if (summary->struct_size != sizeof *summary)
+    if (summary->struct_size < sizeof *summary)
         return ra_fail(RA_INVALID, "summary has struct_size %u, this library knows %zu", summary->struct_size, sizeof *summary);
     if (ranks < 1 || ranks > RA_MAX_RANKS) return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
     if (rank < 0 || rank >= ranks) return ra_fail(RA_INVALID, "rank is %d, which is not in 0..%d", rank, ranks - 1);
@@ -231,10 +231,10 @@ const char *ra_plan_reason(const ra_plan *plan) { return plan ? plan->reason : "
 ra_status ra_comm_stats(const ra_comm *comm, ra_stats_data *stats) {
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
     if (!stats) return ra_fail(RA_INVALID, "stats is NULL");
-    if (stats->struct_size != sizeof *stats)
+    if (stats->struct_size < sizeof *stats)
         return ra_fail(RA_INVALID, "stats has struct_size %u, this library knows %zu", stats->struct_size, sizeof *stats);
     ra_pool_counts pool = ra_pool_read(comm->pool);
-    *stats = (ra_stats_data){.struct_size = (uint32_t)sizeof *stats,
+    *stats = (ra_stats_data){.struct_size = stats->struct_size, /* a later header's struct is larger; its known part is filled */
                              .pool_in_use = pool.in_use,
                              .pool_peak = pool.peak,
                              .pool_hits = pool.hits,

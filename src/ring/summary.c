@@ -139,7 +139,7 @@ void ra_summarise(const ra_route *route, const ra_view *view, const ra_kernel *k
     int64_t q = c->batch * view->rows_q * c->heads, k = c->batch * view->rows_k * c->kv_heads;
     int64_t covered = ra_covered_rows(route, view);
     *summary = (ra_rank_summary){
-        .struct_size = (uint32_t)sizeof *summary,
+        .struct_size = summary->struct_size,
         .rank = view->rank,
         .rows_q = view->rows_q,
         .rows_k = view->rows_k,
