@@ -79,7 +79,11 @@ static ra_status apply_memory_limit(job *j, int ranks) {
     j->d.desc.memory_limit = ra_sat_add(j->s->memory_limit, mapped);
     for (int rank = 0; rank < ranks; rank++) {
         ra_rank_summary r = {.struct_size = sizeof r};
-        RA_TRY(ra_plan_summary(desc_of(j), rank, ranks, &r));
+        ra_status status = ra_plan_summary(desc_of(j), rank, ranks, &r);
+        if (status == RA_NOMEM)
+            return ra_fail(RA_NOMEM, "rank %d cannot stay within --memory-limit %s, whatever the bucket: a larger --ring-size needs less",
+                           rank, show_bytes((double)j->s->memory_limit));
+        RA_TRY(status);
         RA_TRY(tensor_bytes(j, rank, ranks, false, &bytes));
         bytes = ra_sat_add(bytes, ra_max(r.workspace_bytes, j->backward ? r.workspace_bytes_backward : 0));
         if (bytes > j->s->memory_limit)

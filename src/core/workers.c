@@ -149,6 +149,9 @@ ra_status ra_workers_create(int count, ra_workers **workers) {
     /* Signals are the program's business: its own threads take them, never these. */
     sigset_t all, before;
     sigfillset(&all);
+    /* Faults of a worker's own making reach the application's handler (a mapped file that shrank is a SIGBUS). */
+    static const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL};
+    for (int i = 0; i < 4; i++) sigdelset(&all, faults[i]);
     pthread_sigmask(SIG_SETMASK, &all, &before);
     while (w->threads && w->started < count - 1 && start_thread(w)) {}
     pthread_sigmask(SIG_SETMASK, &before, NULL);
