@@ -48,6 +48,7 @@ static ra_fault suffered(fault_transport *t, bool receiving, uint64_t tag) {
     if (t->stopped) fault.kind = RA_FAULT_STOP;
     pthread_mutex_unlock(&t->mutex);
     if (fault.kind == RA_FAULT_SIGNAL) raise(fault.signal);
+    if (fault.kind == RA_FAULT_FREEZE) nap(fault.seconds); /* under the link's lock, so that its heart stops too */
     return fault;
 }
 
@@ -88,7 +89,7 @@ static ra_status new_request(const ra_fault *fault, bool receiving, uint64_t tag
 static ra_status post_recv(void *ctx, int peer, uint64_t tag, void *buf, size_t bytes, void **request) {
     fault_transport *t = ctx;
     ra_fault fault = suffered(t, true, tag);
-    fault_request *r;
+    fault_request *r = NULL;
     RA_TRY(new_request(&fault, true, tag, &r));
     ra_status status = r->swallowed ? RA_OK : t->inner.post_recv(t->inner_ctx, peer, tag, buf, bytes, &r->inner);
     if (status != RA_OK) free_request(r);
@@ -99,7 +100,7 @@ static ra_status post_recv(void *ctx, int peer, uint64_t tag, void *buf, size_t 
 static ra_status post_send(void *ctx, int peer, uint64_t tag, const void *buf, size_t bytes, void **request) {
     fault_transport *t = ctx;
     ra_fault fault = suffered(t, false, tag);
-    fault_request *r;
+    fault_request *r = NULL;
     RA_TRY(new_request(&fault, false, tag, &r));
     if (fault.kind == RA_FAULT_TRUNCATE) bytes -= (size_t)fault.bytes < bytes ? (size_t)fault.bytes : bytes;
     if (fault.kind == RA_FAULT_CORRUPT && (size_t)fault.bytes < bytes) {

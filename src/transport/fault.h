@@ -13,6 +13,7 @@ typedef enum ra_fault_kind {
     RA_FAULT_CORRUPT,   /* byte number `bytes` of a send is xored with `mask` */
     RA_FAULT_FAIL,      /* posting returns `status` */
     RA_FAULT_BREAK,     /* waiting returns `status` */
+    RA_FAULT_FREEZE,    /* posting takes `seconds`, during which the rank does nothing at all, as if it were stopped */
     RA_FAULT_STOP,      /* from this operation on the rank is dead: nothing leaves, nothing comes */
     RA_FAULT_SIGNAL     /* raise(signal): a process that kills or stops itself */
 } ra_fault_kind;

@@ -1,0 +1,427 @@
+/* One rank of an MPI job, for driver.py: does what its first argument says, and leaves one line of JSON in RESULT.<rank>.
+ *
+ *     messages             rings, many messages in flight, allgathers, counts; opened and closed many times
+ *     attention CASES      random attention, forward and backward: the same bits as ranks that are threads
+ *     fault WHO STEP HOW PASS   a ring in which rank WHO fails at its STEP-th send: kill, stop, error
+ *     pause SECONDS ROUNDS a ring in which one rank after another does nothing at all for SECONDS
+ *     busy SECONDS         a ring in which one rank computes a single step for SECONDS
+ *     big                  a message of more than 2 GiB
+ *     late SECONDS         rank 1 opens the communicator that much later
+ *     nomem                every allocation of opening a communicator fails on one rank
+ */
+#include <signal.h>
+#include <stdatomic.h>
+#include <unistd.h>
+
+#include "../support.h"
+#include "../transport_group.h"
+#include "ring/comm.h"
+#include "ringattn_mpi.h"
+#include "transport/mpi.h"
+
+static double timeout_seconds = 1;
+static int rank_of, ranks_of;
+
+/* ---------------------------------------------------------------------------------------------------------------- the end */
+
+static const char *json_text(const char *text, char *buf, size_t bytes) {
+    size_t used = 0;
+    for (; *text && used + 3 < bytes; text++) {
+        if (*text == '"' || *text == '\\') buf[used++] = '\\';
+        buf[used++] = *text < ' ' ? ' ' : *text;
+    }
+    buf[used] = 0;
+    return buf;
+}
+
+static void report(ra_status status, double seconds, const char *note) {
+    char name[512], temporary[560], quoted[1100], noted[600];
+    snprintf(name, sizeof name, "%s.%d", getenv("RESULT"), rank_of);
+    snprintf(temporary, sizeof temporary, "%s.tmp", name);
+    FILE *file = fopen(temporary, "w");
+    if (!file) _exit(99);
+    fprintf(file, "{\"rank\": %d, \"status\": \"%s\", \"seconds\": %.3f, \"sentence\": \"%s\", \"note\": \"%s\"}\n", rank_of,
+            ra_status_name(status), seconds, json_text(status == RA_OK ? "" : ra_last_error(), quoted, sizeof quoted),
+            json_text(note, noted, sizeof noted));
+    fclose(file);
+    if (rename(temporary, name) != 0) _exit(99);
+}
+
+#define CHECK(condition)                                                                                                       \
+    do {                                                                                                                       \
+        if (!(condition)) {                                                                                                    \
+            fprintf(stderr, "rank %d, line %d: %s fails (%s)\n", rank_of, __LINE__, #condition, ra_last_error());                \
+            report(RA_INTERNAL, 0, #condition);                                                                                \
+            _exit(1);                                                                                                          \
+        }                                                                                                                      \
+    } while (0)
+
+/* -------------------------------------------------------------------------------------------------------------- opening */
+
+/* A link over MPI, with a fault transport between; or (with comm) the communicator on top of it. */
+static ra_link *open_link(const ra_fault *fault, void **fault_ctx, ra_comm **comm) {
+    ra_mpi_session session;
+    ra_comm_ops ops;
+    ra_link *link = NULL;
+    CHECK(ra_mpi_open(NULL, NULL, 0, 60, &session) == RA_OK);
+    CHECK(ra_transport_fault(&session.ops, session.ctx, fault, &ops, fault_ctx) == RA_OK);
+    CHECK(ra_link_create(&ops, *fault_ctx, session.rank, session.ranks, "mpi", &link) == RA_OK);
+    if (comm) CHECK(ra_comm_from_link(link, comm) == RA_OK);
+    CHECK(ra_mpi_agree(&session, RA_OK, 60) == RA_OK);
+    CHECK(ra_link_set_timeout(link, timeout_seconds, 60) == RA_OK);
+    rank_of = session.rank;
+    ranks_of = session.ranks;
+    return link;
+}
+
+/* ------------------------------------------------------------------------------------------------------------- messages */
+
+static void many(ra_link *link, int round) {
+    enum { MANY = 40 };
+    static const int64_t sizes[] = {0, 1, 63, 1000, 4096, 70000, 300000};
+    int from = (rank_of + ranks_of - 1) % ranks_of, to = (rank_of + 1) % ranks_of;
+    char *in[MANY], *out[MANY];
+    ra_transfer transfers[2 * MANY] = {{0}};
+    for (int i = 0; i < MANY; i++) {
+        int64_t payload = sizes[i % 7];
+        in[i] = calloc(1, (size_t)(RA_LINK_HEADER + payload));
+        out[i] = calloc(1, (size_t)(RA_LINK_HEADER + payload));
+        memset(out[i] + RA_LINK_HEADER, i + 3 * rank_of + round, (size_t)payload);
+    }
+    for (int n = 0; n < MANY; n++) {
+        int i = rank_of % 2 ? n : MANY - 1 - n;
+        CHECK(ra_link_recv(link, from, (uint64_t)i, i, in[i], sizes[i % 7], &transfers[i]) == RA_OK);
+    }
+    for (int n = 0; n < MANY; n++) {
+        int i = (n * 7) % MANY;
+        CHECK(ra_link_send(link, to, (uint64_t)i, i, out[i], sizes[i % 7], &transfers[MANY + i]) == RA_OK);
+        ra_link_poll(link);
+    }
+    CHECK(ra_link_wait(link, transfers, 2 * MANY, "forward") == RA_OK);
+    for (int i = 0; i < MANY; i++) {
+        for (int64_t byte = 0; byte < sizes[i % 7]; byte++) CHECK(in[i][RA_LINK_HEADER + byte] == (char)(i + 3 * from + round));
+        free(in[i]);
+        free(out[i]);
+    }
+}
+
+static void messages(void) {
+    timeout_seconds = 20;
+    int64_t sent = 0;
+    for (int round = 0; round < 70; round++) { /* more openings than the tag has room for */
+        void *fault;
+        ra_link *link = open_link(NULL, &fault, NULL);
+        ra_link_set_checksum(link, round % 2 == 0);
+        ring_job job = {.steps = 5, .payload = round % 10 == 0 ? 3000000 : round * 100, .slow = -1};
+        CHECK(pass_around(link, &job) == RA_OK);
+        many(link, round);
+        int all[64];
+        CHECK(ra_link_allgather(link, &rank_of, all, sizeof rank_of, "plan") == RA_OK);
+        for (int rank = 0; rank < ranks_of; rank++) CHECK(all[rank] == rank);
+        ra_link_counts counts = ra_link_read(link);
+        ra_fault_counts handed = ra_fault_read(fault);
+        CHECK(counts.messages_sent == handed.sends && handed.bytes_sent == counts.bytes_sent + RA_LINK_HEADER * handed.sends);
+        sent += counts.messages_sent;
+        ra_link_destroy(link);
+    }
+    char note[64];
+    snprintf(note, sizeof note, "%lld messages", (long long)sent);
+    report(RA_OK, 0, note);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- attention */
+
+typedef struct local {
+    void *data;
+    ra_tensor tensor;
+    int64_t rows, heads, dim;
+    ra_shard shard;
+} local;
+
+static int64_t row_of(const ra_shard *shard, int64_t n) {
+    const ra_rows *rows = &shard->rows[n >= shard->rows[0].count];
+    return rows->start + (n >= shard->rows[0].count ? n - shard->rows[0].count : n) * rows->step;
+}
+
+/* Index in the global C-order array: [B, N, H, D], or [B, H, N] for lse (dim 0). */
+static int64_t global_index(const local *t, int64_t total, int64_t b, int64_t n, int64_t h, int64_t d) {
+    int64_t row = row_of(&t->shard, n);
+    return t->dim ? ((b * total + row) * t->heads + h) * t->dim + d : (b * t->heads + h) * total + row;
+}
+
+static int64_t local_index(const local *t, int64_t b, int64_t n, int64_t h, int64_t d) {
+    return t->dim ? ((b * t->rows + n) * t->heads + h) * t->dim + d : (b * t->heads + h) * t->rows + n;
+}
+
+static local make(const test_case *c, ra_shard shard, int64_t total, int64_t heads, int64_t dim, const double *values) {
+    ra_dtype dtype = dim ? c->desc.dtype : test_state_dtype(c->desc.dtype);
+    local t = {.rows = shard.count, .heads = heads, .dim = dim, .shard = shard};
+    t.data = calloc((size_t)(c->desc.batch * shard.count * heads * (dim ? dim : 1)) + 1, ra_dtype_size(dtype));
+    t.tensor = dim ? ra_tensor_bnhd(t.data, shard.count, heads, dim) : ra_tensor_lse(t.data, shard.count, heads);
+    for (int64_t b = 0; values && b < c->desc.batch; b++)
+        for (int64_t n = 0; n < shard.count; n++)
+            for (int64_t h = 0; h < heads; h++)
+                for (int64_t d = 0; d < (dim ? dim : 1); d++)
+                    test_store(dtype, t.data, local_index(&t, b, n, h, d), values[global_index(&t, total, b, n, h, d)]);
+    return t;
+}
+
+static void compare_and_free(const test_case *c, local *t, int64_t total, const double *expected, const char *name) {
+    ra_dtype dtype = t->dim ? c->desc.dtype : test_state_dtype(c->desc.dtype);
+    char text[1024];
+    for (int64_t b = 0; expected && b < c->desc.batch; b++)
+        for (int64_t n = 0; n < t->rows; n++)
+            for (int64_t h = 0; h < t->heads; h++)
+                for (int64_t d = 0; d < (t->dim ? t->dim : 1); d++) {
+                    double mine = test_load(dtype, t->data, local_index(t, b, n, h, d));
+                    const double *theirs = &expected[global_index(t, total, b, n, h, d)];
+                    if (memcmp(&mine, theirs, sizeof mine) != 0) {
+                        fprintf(stderr, "rank %d: %s differs at %lld %lld %lld %lld: %.17g and %.17g; case %s\n", rank_of, name,
+                                (long long)b, (long long)n, (long long)h, (long long)d, mine, *theirs,
+                                test_case_text(c, text, sizeof text));
+                        report(RA_INTERNAL, 0, name);
+                        _exit(1);
+                    }
+                }
+    free(t->data);
+}
+
+static void one_case(ra_comm *comm, const test_case *c) {
+    test_data data = test_data_create(c);
+    test_result expected = test_run(c, &data); /* ranks as threads */
+    ra_shard queries, keys;
+    int64_t hq = c->desc.heads, hk = c->desc.kv_heads ? c->desc.kv_heads : hq, dim = c->desc.head_dim;
+    CHECK(expected.status == RA_OK);
+    CHECK(ra_shard_rows(&c->desc, rank_of, ranks_of, &queries, &keys) == RA_OK);
+    local q = make(c, queries, c->desc.seq_q, hq, dim, data.q), k = make(c, keys, c->desc.seq_k, hk, dim, data.k);
+    local v = make(c, keys, c->desc.seq_k, hk, dim, data.v), out = make(c, queries, c->desc.seq_q, hq, dim, NULL);
+    local lse = make(c, queries, c->desc.seq_q, hq, 0, NULL), dout = make(c, queries, c->desc.seq_q, hq, dim, data.dout);
+    local dq = make(c, queries, c->desc.seq_q, hq, dim, NULL), dk = make(c, keys, c->desc.seq_k, hk, dim, NULL);
+    local dv = make(c, keys, c->desc.seq_k, hk, dim, NULL), dlse = make(c, queries, c->desc.seq_q, hq, 0, data.dlse);
+    ra_plan *plan;
+    CHECK(ra_plan_create(comm, &c->desc, &plan) == RA_OK);
+    ra_forward_args forward = {.q = q.tensor, .k = k.tensor, .v = v.tensor, .out = out.tensor, .lse = lse.tensor};
+    CHECK(ra_forward(plan, &forward) == RA_OK);
+    if (c->backward) {
+        ra_backward_args backward = {.q = q.tensor, .k = k.tensor, .v = v.tensor, .out = out.tensor, .lse = lse.tensor,
+                                     .dout = dout.tensor, .dq = dq.tensor, .dk = dk.tensor, .dv = dv.tensor};
+        if (c->dlse) backward.dlse = dlse.tensor;
+        CHECK(ra_backward(plan, &backward) == RA_OK);
+    }
+    ra_plan_destroy(plan);
+    compare_and_free(c, &out, c->desc.seq_q, expected.out, "out");
+    compare_and_free(c, &lse, c->desc.seq_q, expected.lse, "lse");
+    compare_and_free(c, &dq, c->desc.seq_q, c->backward ? expected.dq : NULL, "dq");
+    compare_and_free(c, &dk, c->desc.seq_k, c->backward ? expected.dk : NULL, "dk");
+    compare_and_free(c, &dv, c->desc.seq_k, c->backward ? expected.dv : NULL, "dv");
+    local *inputs[] = {&q, &k, &v, &dout, &dlse};
+    for (int i = 0; i < 5; i++) free(inputs[i]->data);
+    test_result_free(&expected);
+    test_data_free(&data);
+}
+
+static void attention(int cases) {
+    ra_comm *comm;
+    CHECK(ra_comm_mpi_world(60, &comm) == RA_OK);
+    rank_of = ra_comm_rank(comm);
+    ranks_of = ra_comm_size(comm);
+    CHECK(strcmp(ra_comm_transport(comm), "mpi") == 0);
+    test_rng rng = {test_seed(20240)};
+    int run = 0;
+    for (int i = 0; i < cases; i++) {
+        test_case c;
+        test_case_random(&c, &rng, 60, ranks_of);
+        c.ranks = ranks_of;
+        c.transport = TEST_THREADS;
+        test_case_link(&c);
+        if (ra_attention_desc_check(&c.desc) != RA_OK) continue;
+        one_case(comm, &c);
+        run++;
+    }
+    char note[64];
+    snprintf(note, sizeof note, "%d cases", run);
+    ra_comm_destroy(comm);
+    report(RA_OK, 0, note);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- faults */
+
+/* A dense case whose ring has as many steps as ranks, and more with a small bucket. */
+static void small_case(test_case *c) {
+    test_case_init(c);
+    c->desc.seq_q = c->desc.seq_k = 24 * ranks_of;
+    c->desc.heads = 2;
+    c->desc.kv_heads = 2;
+    c->desc.head_dim = 16;
+    c->desc.bucket = 12;
+    c->ranks = ranks_of;
+    c->backward = true;
+    test_case_link(c);
+}
+
+static ra_status forward_and_backward(ra_comm *comm, bool backward_fault, void *fault_ctx, const ra_fault *fault) {
+    test_case c;
+    small_case(&c);
+    test_data data = test_data_create(&c);
+    ra_shard queries, keys;
+    ra_plan *plan = NULL;
+    int64_t heads = c.desc.heads, dim = c.desc.head_dim, total = c.desc.seq_q;
+    ra_status status = ra_plan_create(comm, &c.desc, &plan);
+    if (status != RA_OK) return status;
+    CHECK(ra_shard_rows(&c.desc, rank_of, ranks_of, &queries, &keys) == RA_OK);
+    local q = make(&c, queries, total, heads, dim, data.q), k = make(&c, keys, total, heads, dim, data.k);
+    local v = make(&c, keys, total, heads, dim, data.v), out = make(&c, queries, total, heads, dim, NULL);
+    local lse = make(&c, queries, total, heads, 0, NULL), dout = make(&c, queries, total, heads, dim, data.dout);
+    local dq = make(&c, queries, total, heads, dim, NULL), dk = make(&c, keys, total, heads, dim, NULL);
+    local dv = make(&c, keys, total, heads, dim, NULL);
+    ra_forward_args forward = {.q = q.tensor, .k = k.tensor, .v = v.tensor, .out = out.tensor, .lse = lse.tensor};
+    ra_backward_args backward = {.q = q.tensor, .k = k.tensor, .v = v.tensor, .out = out.tensor, .lse = lse.tensor,
+                                 .dout = dout.tensor, .dq = dq.tensor, .dk = dk.tensor, .dv = dv.tensor};
+    if (fault && !backward_fault) ra_fault_set(fault_ctx, fault);
+    status = ra_forward(plan, &forward);
+    if (fault && backward_fault) ra_fault_set(fault_ctx, fault);
+    if (status == RA_OK) status = ra_backward(plan, &backward);
+    for (int round = 0; status == RA_OK && round < 3; round++) status = ra_forward(plan, &forward); /* whoever was fast meets it here */
+    return status; /* the process ends soon; buffers that MPI may write to stay */
+}
+
+static void faulty(int who, int step, const char *how, bool backward) {
+    ra_comm *comm;
+    void *fault_ctx;
+    open_link(NULL, &fault_ctx, &comm);
+    ra_fault fault = {.kind = RA_FAULT_SIGNAL, .sends = true, .nth = step, .signal = strcmp(how, "kill") == 0 ? SIGKILL : SIGSTOP};
+    if (strcmp(how, "error") == 0) fault = (ra_fault){.kind = RA_FAULT_FAIL, .sends = true, .nth = step, .status = RA_NOMEM};
+    double begin = seconds_now();
+    ra_status status = forward_and_backward(comm, backward, fault_ctx, rank_of == who ? &fault : NULL);
+    report(status, seconds_now() - begin, "");
+    ra_comm_destroy(comm);
+    _exit(status == RA_OK ? 0 : 5); /* as the command line does: nobody waits for the dead in MPI_Finalize */
+}
+
+static void paused(double seconds, int rounds) {
+    for (int round = 0; round < rounds; round++) {
+        void *fault_ctx;
+        ra_link *link = open_link(NULL, &fault_ctx, NULL);
+        ra_fault fault = {.kind = RA_FAULT_FREEZE, .sends = true, .nth = 1, .seconds = seconds};
+        if (rank_of == round % ranks_of) ra_fault_set(fault_ctx, &fault);
+        ring_job job = {.steps = 2 * ranks_of, .payload = 50000, .slow = -1};
+        ra_status status = pass_around(link, &job);
+        if (status != RA_OK) {
+            report(status, 0, "a false alarm");
+            _exit(5);
+        }
+        ra_link_destroy(link);
+    }
+    char note[64];
+    snprintf(note, sizeof note, "%d rounds", rounds);
+    report(RA_OK, 0, note);
+}
+
+static void busy(double seconds) {
+    void *fault_ctx;
+    ra_link *link = open_link(NULL, &fault_ctx, NULL);
+    ring_job job = {.steps = 4, .payload = 2000000, .slow = 0, .slow_seconds = seconds};
+    ra_status status = pass_around(link, &job);
+    report(status, 0, "");
+    if (status != RA_OK) _exit(5);
+    ra_link_destroy(link);
+}
+
+static void big(void) {
+    timeout_seconds = 60;
+    void *fault_ctx;
+    ra_link *link = open_link(NULL, &fault_ctx, NULL);
+    int64_t payload = ((int64_t)5 << 29) + 12345; /* 2.5 GiB and a bit: three pieces, offsets beyond 2^31 */
+    char *buf = malloc((size_t)(RA_LINK_HEADER + payload));
+    CHECK(buf != NULL);
+    ra_transfer transfer = {0};
+    double begin = seconds_now();
+    if (rank_of == 0) {
+        for (int64_t i = 0; i < payload; i += 4096) buf[RA_LINK_HEADER + i] = (char)(i >> 12);
+        CHECK(ra_link_send(link, 1, 1, 0, buf, payload, &transfer) == RA_OK);
+    } else if (rank_of == 1) {
+        CHECK(ra_link_recv(link, 0, 1, 0, buf, payload, &transfer) == RA_OK);
+    }
+    CHECK(ra_link_wait(link, &transfer, 1, "forward") == RA_OK);
+    for (int64_t i = 0; rank_of == 1 && i < payload; i += 4096) CHECK(buf[RA_LINK_HEADER + i] == (char)(i >> 12));
+    free(buf);
+    report(RA_OK, seconds_now() - begin, "");
+    ra_link_destroy(link);
+}
+
+static void late(double seconds) {
+    ra_comm *comm;
+    const char *own = getenv("OMPI_COMM_WORLD_RANK") ? getenv("OMPI_COMM_WORLD_RANK") : getenv("PMI_RANK");
+    if (own && strcmp(own, "1") == 0) sleep_for(seconds);
+    CHECK(ra_comm_mpi_world(60, &comm) == RA_OK);
+    rank_of = ra_comm_rank(comm);
+    report(RA_OK, 0, "");
+    ra_comm_destroy(comm);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- no memory */
+
+static atomic_llong calls, failing_from = -1, failing_count, live;
+
+static void *failing_alloc(void *ctx, size_t bytes, size_t align) {
+    (void)ctx;
+    long long call = atomic_fetch_add(&calls, 1), first = atomic_load(&failing_from);
+    if (first >= 0 && call >= first && call - first < atomic_load(&failing_count)) return NULL;
+    atomic_fetch_add(&live, 1);
+    return aligned_alloc(align, (bytes / align + 1) * align);
+}
+
+static void counting_free(void *ctx, void *block, size_t bytes) {
+    (void)ctx, (void)bytes;
+    atomic_fetch_sub(&live, block != NULL);
+    free(block);
+}
+
+static void nomem(void) {
+    ra_comm *comm;
+    int injected = 0;
+    CHECK(ra_comm_mpi_world(60, &comm) == RA_OK); /* the guard, and whatever is made only once */
+    rank_of = ra_comm_rank(comm);
+    ranks_of = ra_comm_size(comm);
+    ra_comm_destroy(comm);
+    for (int victim = 0; victim < ranks_of; victim++) {
+        for (int nth = 0;; nth++) {
+            long long before = atomic_load(&live);
+            atomic_store(&calls, 0);
+            atomic_store(&failing_count, nth % 2 ? 1 : INT64_MAX);
+            if (rank_of == victim) atomic_store(&failing_from, nth);
+            ra_status status = ra_comm_mpi_world(60, &comm);
+            bool hit = atomic_load(&calls) > nth;
+            atomic_store(&failing_from, -1);
+            if (status == RA_OK) {
+                ra_comm_destroy(comm);
+                CHECK(rank_of != victim || !hit || nth > 10);
+            }
+            CHECK(status == RA_OK || status == RA_NOMEM || status == RA_PEER_LOST);
+            CHECK(atomic_load(&live) == before);
+            if (status == RA_OK) break;
+            injected++;
+        }
+    }
+    char note[64];
+    snprintf(note, sizeof note, "%d failures", injected);
+    report(RA_OK, 0, note);
+}
+
+int main(int argc, char **argv) {
+    const ra_allocator counting = {.alloc = failing_alloc, .free = counting_free};
+    const char *what = argc > 1 ? argv[1] : "";
+    if (strcmp(what, "nomem") == 0) ra_set_allocator(&counting);
+    if (getenv("TIMEOUT")) timeout_seconds = atof(getenv("TIMEOUT"));
+    if (!getenv("RESULT")) return 2;
+    if (strcmp(what, "messages") == 0) messages();
+    else if (strcmp(what, "attention") == 0 && argc > 2) attention(atoi(argv[2]));
+    else if (strcmp(what, "fault") == 0 && argc > 5) faulty(atoi(argv[2]), atoi(argv[3]), argv[4], strcmp(argv[5], "backward") == 0);
+    else if (strcmp(what, "pause") == 0 && argc > 3) paused(atof(argv[2]), atoi(argv[3]));
+    else if (strcmp(what, "busy") == 0 && argc > 2) busy(atof(argv[2]));
+    else if (strcmp(what, "big") == 0) big();
+    else if (strcmp(what, "late") == 0 && argc > 2) late(atof(argv[2]));
+    else if (strcmp(what, "nomem") == 0) nomem();
+    else return 2;
+    return 0;
+}
