@@ -1,22 +1,34 @@
-# RA_PYTHON: an interpreter that can import numpy, for the tests that are written in Python; empty if there is none.
-# A developer's own python3 often comes first in PATH and lacks numpy, so each candidate is asked.
-set(RA_PYTHON "" CACHE FILEPATH "Python 3 with numpy, for tests")
+# RA_PYTHON: an interpreter for the tests that are written in Python; empty if there is none. One that has all modules wins, then one
+# with numpy alone. A developer's own python3 often comes first in PATH and lacks them, so each candidate is asked.
+set(RA_PYTHON "" CACHE FILEPATH "Python 3 for tests")
 set(RA_PYTHON_STATUS "no (no python3 with numpy)")
+set(RA_PYTHON_PYTEST FALSE)
 find_program(path_python3 python3)
 mark_as_advanced(path_python3)
-foreach(candidate IN ITEMS "${RA_PYTHON}" "$ENV{RA_PYTHON}" "${path_python3}" /usr/bin/python3
-        "${PROJECT_SOURCE_DIR}/build/venv/bin/python3")
-    if(NOT candidate)
-        continue()
+
+function(find_python modules)
+    foreach(candidate IN ITEMS "$ENV{RA_PYTHON}" "${RA_PYTHON}" "${path_python3}" /usr/bin/python3)
+        if(NOT candidate)
+            continue()
+        endif()
+        execute_process(COMMAND ${candidate} -c "import sys, ${modules}; print(sys.version.split()[0], 'numpy', numpy.__version__)"
+            OUTPUT_VARIABLE answer ERROR_QUIET RESULT_VARIABLE failed OUTPUT_STRIP_TRAILING_WHITESPACE)
+        if(NOT failed)
+            set(RA_PYTHON "${candidate}" CACHE FILEPATH "Python 3 for tests" FORCE)
+            set(RA_PYTHON_STATUS "${candidate} (${answer})" PARENT_SCOPE)
+            set(found TRUE PARENT_SCOPE)
+            return()
+        endif()
+    endforeach()
+    set(found FALSE PARENT_SCOPE)
+endfunction()
+
+find_python("numpy, pytest")
+if(found)
+    set(RA_PYTHON_PYTEST TRUE)
+else()
+    find_python("numpy")
+    if(NOT found)
+        set(RA_PYTHON "" CACHE FILEPATH "Python 3 for tests" FORCE)
     endif()
-    execute_process(COMMAND ${candidate} -c "import sys, numpy; print(sys.version.split()[0], 'numpy', numpy.__version__)"
-        OUTPUT_VARIABLE answer ERROR_QUIET RESULT_VARIABLE failed OUTPUT_STRIP_TRAILING_WHITESPACE)
-    if(NOT failed)
-        set(RA_PYTHON "${candidate}" CACHE FILEPATH "Python 3 with numpy, for tests" FORCE)
-        set(RA_PYTHON_STATUS "${candidate} (${answer})")
-        break()
-    endif()
-    if(candidate STREQUAL RA_PYTHON)
-        set(RA_PYTHON "" CACHE FILEPATH "Python 3 with numpy, for tests" FORCE)
-    endif()
-endforeach()
+endif()

@@ -11,10 +11,16 @@ need() { # need PACKAGE CHECK...: the package is missing when the check fails
 }
 have() { command -v "$1"; }
 have_module() { have pkg-config && pkg-config --exists "$1"; }
-# Looking at Debian's directory first saves the half second of an import.
-have_numpy() {
-    { [ -x /usr/bin/python3 ] && [ -d /usr/lib/python3/dist-packages/numpy ]; } || python3 -c 'import numpy' ||
-        /usr/bin/python3 -c 'import numpy'
+# One interpreter has all of these modules. Looking at Debian's directory first saves the half second of an import.
+debian_python_has() {
+    [ -x /usr/bin/python3 ] || return 1
+    for module; do
+        [ -d "/usr/lib/python3/dist-packages/$module" ] || return 1
+    done
+}
+python_has() {
+    modules=$(echo "$*" | tr ' ' ,)
+    debian_python_has "$@" || python3 -c "import $modules" || /usr/bin/python3 -c "import $modules"
 }
 
 need_for_build() {
@@ -30,7 +36,8 @@ need_for_test() {
     need libcmocka-dev have_module cmocka
     need g++ have c++ # the header is tried from C++ too
     need python3 have python3
-    need python3-numpy have_numpy
+    need python3-numpy python_has numpy
+    [ ! -d python/tests ] || need "python3-numpy python3-pytest" python_has numpy pytest
     if [ -d src/transport/mpi ]; then
         need libopenmpi-dev have mpicc.openmpi
         need openmpi-bin have mpirun.openmpi
