@@ -51,6 +51,7 @@ need_for_fuzz() {
 }
 need_for_ci() {
     need_for_test
+    need python3-venv python3 -c 'import ensurepip, venv'
     need clang have clang
     case $(uname -m) in
     x86_64) ;;
