@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import operator
 import sys
 from typing import Any, Optional, Sequence
@@ -70,11 +71,9 @@ def attention(query: Any, key: Any, value: Any, segment_lengths: Optional[Sequen
     if type(query) is not np.ndarray and _is_torch(query):
         from .torch import attention as torch_attention
 
-        return torch_attention(
-            query, key, value, segment_lengths=segment_lengths, dilation_rates=dilation_rates, is_causal=is_causal, window=window,
-            key_range=key_range, scale=scale, dropout_p=dropout_p, seed=seed, combine=combine, offset=offset,
-            dilate_queries=dilate_queries, group=group, layout=layout, query_placement=query_placement, schedule=schedule,
-            bucket=bucket, threads=threads, timeout=timeout, kernel=kernel, return_lse=return_lse)
+        return torch_attention(query, key, value, segment_lengths, dilation_rates, is_causal, window, key_range, scale, dropout_p, seed,
+                               combine, offset, dilate_queries, group, layout, query_placement, schedule, bucket, threads, timeout, kernel,
+                               return_lse)
     where = _ALONE if group is None else resolve(group)
     try:
         options = make_options(segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries,
@@ -121,8 +120,8 @@ def _run(query: np.ndarray, key: np.ndarray, value: np.ndarray, options: Options
     lse, lse_view = None, NOTHING
     if return_lse:
         lse = np.empty((batch, heads, rows), np.float64 if code == _lib.F64 else np.float32)
-        lse_view = (lse.__array_interface__["data"][0], heads * rows, 1, rows)
-    out_view = (out.__array_interface__["data"][0], rows * heads * dim, heads * dim, dim)
+        lse_view = (_address(lse), heads * rows, 1, rows)
+    out_view = (_address(out), rows * heads * dim, heads * dim, dim)
     where.run("forward", problem, seed, ranges, 0, (*views, out_view, lse_view))
     if order:
         back = np.argsort(order[0])
@@ -141,12 +140,20 @@ def _dtype_of(dtype: np.dtype) -> int:
 
 def _view(name: str, array: np.ndarray, size: int) -> Tensor:
     batch, row, head, last = array.strides
-    if last != size and array.shape[3] > 1:
+    if last != size and array.shape[3] > 1 and array.size:
         raise ValueError(f"the last dimension of {name} has a stride of {last} bytes; it must be contiguous ({size}): "
                          f"np.ascontiguousarray({name}) makes it so")
     if (batch | row | head) % size:
         raise ValueError(f"{name} has strides {array.strides}, which are no multiples of its {size}-byte elements")
     return array.__array_interface__["data"][0], batch // size, row // size, head // size
+
+
+def _address(fresh: np.ndarray) -> int:
+    """The address of a new array; three times as quick as its __array_interface__."""
+    try:
+        return ctypes.addressof(ctypes.c_char.from_buffer(fresh))
+    except ValueError:  # empty, or of a type that buffers have no name for
+        return fresh.ctypes.data
 
 
 def _numpy_seed(seed: Any) -> int:

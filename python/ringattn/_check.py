@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from . import dist as _dist
-from ._config import Options, Shape, problem_for
-from ._lib import CPU, F32
+from ._config import rows_problem
 from .gradients import sync_gradients
 from .modules import RingDilatedAttention
 
@@ -110,7 +109,7 @@ class _Rows:
         self.where, self.layout = where, layout
 
     def index(self, rows: int) -> torch.Tensor:
-        problem = problem_for(Options(layout=self.layout), Shape(F32, CPU, 1, rows, rows, 1, 1, 1), warn=False)
+        problem = rows_problem(self.layout, rows)
         return torch.cat([torch.arange(count) * step + start for start, step, count in problem.shards(self.where.ranks)[self.where.rank][1]])
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import operator
+import os
+import sys
 import threading
 import warnings
 from collections import OrderedDict
@@ -17,8 +20,21 @@ class HolesWarning(UserWarning):
     """Some query rows of a dilated pattern have no key at all, and come out as zero."""
 
 
-class Options(NamedTuple):
-    """The arguments of ``attention`` that are not tensors, in order and hashable."""
+class Shape(NamedTuple):
+    """The global shape of one call."""
+
+    dtype: int
+    device: int
+    batch: int
+    seq_q: int
+    seq_k: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+
+class Settings(NamedTuple):
+    """The arguments of ``attention`` that are not tensors, checked and in order."""
 
     segment_lengths: tuple[int, ...] = ()
     dilation_rates: tuple[int, ...] = ()
@@ -41,6 +57,14 @@ class Options(NamedTuple):
     plan_cache: bool = True  # False: plans are made afresh for each call
 
 
+class Options(Settings):
+    """Settings with the problems that were made of them; compared by identity, which is quick, since equal arguments meet the same one."""
+
+    problems: dict[Shape, Problem]
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
 def _one_of(name: str, value: Any, table: dict[str, int]) -> str:
     if value not in table:
         raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(table)}")
@@ -48,8 +72,6 @@ def _one_of(name: str, value: Any, table: dict[str, int]) -> str:
 
 
 def integers(name: str, values: Any) -> tuple[int, ...]:
-    if type(values) is tuple and all(type(value) is int for value in values):
-        return values
     try:
         return tuple(operator.index(value) for value in values)
     except TypeError:
@@ -80,40 +102,6 @@ def limits(window: Any) -> tuple[int, int]:
     except (TypeError, ValueError):
         raise ValueError(f"window is {window!r}; it must be a pair (left, right) of integers, -1 or None for no limit") from None
     return left, right
-
-
-def make_options(segment_lengths: Any, dilation_rates: Any, is_causal: bool, window: Any, scale: Optional[float], dropout_p: float,
-                 combine: str, offset: str, dilate_queries: bool, layout: str, query_placement: str, schedule: str,
-                 bucket: Optional[int], threads: Optional[int], timeout: Optional[float], kernel: Optional[str], pool: bool = True,
-                 plan_cache: bool = True) -> Options:
-    """Checks and orders the arguments of ``attention``; what the library checks itself is left to it."""
-    lengths, rates = pattern(segment_lengths, dilation_rates)
-    left, right = limits(window)
-    if timeout is not None and not timeout > 0:
-        raise ValueError(f"timeout is {timeout} seconds; it must be positive")
-    if threads is not None and not 0 <= operator.index(threads) < 2**31:
-        raise ValueError(f"threads is {threads}; it must be at least 1, or None for the machine's share")
-    if bucket is not None and not 0 <= operator.index(bucket) < 2**63:
-        raise ValueError(f"bucket is {bucket}; it must be a number of rows, or None to choose")
-    return Options(
-        lengths, rates, bool(is_causal), left, right, None if scale is None else float(scale), float(dropout_p),
-        _one_of("combine", combine, _lib.COMBINE), _one_of("offset", offset, _lib.OFFSET), bool(dilate_queries),
-        _one_of("layout", layout, _lib.LAYOUT), _one_of("query_placement", query_placement, _lib.PLACEMENT),
-        _one_of("schedule", schedule, _lib.SCHEDULE), operator.index(bucket or 0), operator.index(threads or 0), float(timeout or 0.0),
-        str(kernel or "auto"), bool(pool), bool(plan_cache))
-
-
-class Shape(NamedTuple):
-    """The global shape of one call."""
-
-    dtype: int
-    device: int
-    batch: int
-    seq_q: int
-    seq_k: int
-    heads: int
-    kv_heads: int
-    head_dim: int
 
 
 class Problem:
@@ -165,25 +153,108 @@ class Problem:
         return found
 
 
-_PROBLEMS_KEPT = 256
-_problems: OrderedDict[tuple[Options, Shape], Problem] = OrderedDict()
+_OPTIONS_KEPT, _PROBLEMS_KEPT = 256, 64
+_options: OrderedDict[tuple[Any, ...], Options] = OrderedDict()
 _warned: set[tuple[Any, ...]] = set()
 _lock = threading.Lock()
+_HERE = os.path.dirname(__file__)
+
+
+def make_options(segment_lengths: Any, dilation_rates: Any, is_causal: bool, window: Any, scale: Optional[float], dropout_p: float,
+                 combine: str, offset: str, dilate_queries: bool, layout: str, query_placement: str, schedule: str,
+                 bucket: Optional[int], threads: Optional[int], timeout: Optional[float], kernel: Optional[str], pool: bool = True,
+                 plan_cache: bool = True) -> Options:
+    """The options of a call; checked the first time. What the library checks itself is left to it."""
+    if segment_lengths is not None and type(segment_lengths) is not tuple:
+        segment_lengths = integers("segment_lengths", segment_lengths)
+    if dilation_rates is not None and type(dilation_rates) is not tuple:
+        dilation_rates = integers("dilation_rates", dilation_rates)
+    if window is not None:
+        window = limits(window)
+    given = (segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries, layout,
+             query_placement, schedule, bucket, threads, timeout, kernel, pool, plan_cache)
+    try:
+        found = _options.get(given)
+    except TypeError:  # something that cannot be hashed: the checks below say what
+        found = None
+    if found is None:
+        found = Options(*make_settings(*given))
+        found.problems = {}
+        with _lock:
+            while len(_options) >= _OPTIONS_KEPT:
+                _options.popitem(last=False)
+            _options[given] = found
+    return found
+
+
+def make_settings(segment_lengths: Any, dilation_rates: Any, is_causal: bool, window: Any, scale: Any, dropout_p: Any, combine: Any,
+                  offset: Any, dilate_queries: Any, layout: Any, query_placement: Any, schedule: Any, bucket: Any, threads: Any,
+                  timeout: Any, kernel: Any, pool: bool, plan_cache: bool) -> Settings:
+    """The arguments of ``attention`` checked; plain code, which torch.compile can follow."""
+    lengths, rates = pattern(segment_lengths, dilation_rates)
+    left, right = limits(window)
+    return Settings(
+        lengths, rates, bool(is_causal), left, right, None if scale is None else _number("scale", scale), _number("dropout_p", dropout_p),
+        _one_of("combine", combine, _lib.COMBINE), _one_of("offset", offset, _lib.OFFSET), bool(dilate_queries),
+        _one_of("layout", layout, _lib.LAYOUT), _one_of("query_placement", query_placement, _lib.PLACEMENT),
+        _one_of("schedule", schedule, _lib.SCHEDULE), _count("bucket", bucket, 2**63 - 1), _count("threads", threads, 2**31 - 1),
+        _positive("timeout", timeout), _name("kernel", kernel), bool(pool), bool(plan_cache))
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not -math.inf < number < math.inf:
+        raise ValueError(f"{name} is {value!r}; it must be a finite number")
+    return number
+
+
+def _positive(name: str, value: Any) -> float:
+    if value is None:
+        return 0.0
+    if not _number(name, value) > 0:
+        raise ValueError(f"{name} is {value} seconds; it must be positive")
+    return float(value)
+
+
+def _count(name: str, value: Any, most: int) -> int:
+    if value is None:
+        return 0
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} is {value!r}; it must be an integer, or None to choose") from None
+    if not 0 <= number <= most:
+        raise ValueError(f"{name} is {number}; it must be from 1 to {most}, or None to choose")
+    return number
+
+
+def _name(name: str, value: Any) -> str:
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"{name} is {value!r}; it must be a name")
+    return value or "auto"
 
 
 def problem_for(options: Options, shape: Shape, warn: bool = True) -> Problem:
     """The problem of a call; made and checked the first time, and warned about if its pattern has holes."""
-    key = (options, shape)
-    found = _problems.get(key)
+    found = options.problems.get(shape)
     if found is None:
         found = Problem(options, shape)
         with _lock:
-            while len(_problems) >= _PROBLEMS_KEPT:
-                _problems.popitem(last=False)
-            _problems[key] = found
+            while len(options.problems) >= _PROBLEMS_KEPT:
+                options.problems.pop(next(iter(options.problems)))
+            options.problems[shape] = found
         if warn:
             _warn_of_holes(found)
     return found
+
+
+def rows_problem(layout: str, rows: int) -> Problem:
+    """A small dense problem, to ask which of a number of rows each rank holds."""
+    options = make_options(None, None, False, None, None, 0.0, "heads", "branch", True, layout, "sharded", "auto", None, None, None, "auto")
+    return problem_for(options, Shape(_lib.F32, _lib.CPU, 1, rows, rows, 1, 1, 1), warn=False)
 
 
 def _warn_of_holes(problem: Problem) -> None:
@@ -195,9 +266,17 @@ def _warn_of_holes(problem: Problem) -> None:
     holes = problem.summary().holes
     if holes:
         _warned.add(name)
-        warnings.warn(
-            f"{100 * holes / rows:.1f}% of the query rows (over all heads) have no key in this pattern and come out as zero; "
-            f"dilate_queries=False or offset='residue' leaves no such rows in a full segment", HolesWarning, stacklevel=2)
+        hint = "; dilate_queries=False or offset='residue' leaves none in a full segment" if options.dilate_queries else ""
+        warnings.warn(f"{100 * holes / rows:.1f}% of the query rows (over all heads) have no key in this pattern and come out as zero{hint}",
+                      HolesWarning, stacklevel=_callers_level())
+
+
+def _callers_level() -> int:
+    """How many frames above the caller of this function the package's own code ends."""
+    level, frame = 1, sys._getframe(1)
+    while frame is not None and os.path.dirname(frame.f_code.co_filename) == _HERE:
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 _LIKE: dict[str, dict[str, Any]] = {

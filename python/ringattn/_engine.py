@@ -36,6 +36,7 @@ class Communicator:
         self.handle = handle
         self.lock = threading.Lock()  # a handle serves one thread at a time; CUDA's backward pass comes from another one
         self._transport = transport  # kept alive for as long as the library may call it
+        self._pid = os.getpid()  # a forked child leaves it alone: the threads that belong to it are not there
         self._timeout = 0.0
         self._plan = 0
         self._plan_key: Any = None
@@ -134,7 +135,7 @@ class Communicator:
 
     def __del__(self) -> None:
         try:
-            if self.handle and os.getpid() == _pid:
+            if self.handle and os.getpid() == self._pid:
                 self.close()
         except Exception:  # the interpreter is going down and modules are half gone
             pass
@@ -159,14 +160,12 @@ class _Local(threading.local):
 
 
 _local = _Local()
-_pid = os.getpid()
 _SETS_KEPT = 4  # of in-process ranks, a thread
 
 
 def _after_fork() -> None:
-    """A child has its parent's memory but none of its threads: handles that own threads are left behind, not freed."""
-    global _local, _pid
-    _pid = os.getpid()
+    """A child makes communicators of its own."""
+    global _local
     _local = _Local()
 
 
@@ -181,13 +180,17 @@ def alone() -> Communicator:
     return found
 
 
+def _new_thread_ranks(ranks: int) -> list[Communicator]:
+    handles = (c_void_p * ranks)()
+    _lib.check(lib.ra_comm_threads(ranks, handles))
+    return [Communicator(handle) for handle in handles]
+
+
 def _thread_ranks(ranks: int) -> list[Communicator]:
     sets = _local.threads
     found = sets.get(ranks)
     if found is None:
-        handles = (c_void_p * ranks)()
-        _lib.check(lib.ra_comm_threads(ranks, handles))
-        found = sets[ranks] = [Communicator(handle) for handle in handles]
+        found = sets[ranks] = _new_thread_ranks(ranks)
         while len(sets) > _SETS_KEPT:
             for comm in sets.popitem(last=False)[1]:
                 comm.close()
@@ -336,7 +339,8 @@ def _spare(shape: Shape, size: int, is_lse: bool, kept: list[Any]) -> Tensor:
 
 
 def _run_threads(ranks: int, call: str, problem: Problem, seed: int, ranges: Ranges, tensors: list[tuple[Tensor, ...]]) -> None:
-    comms = _thread_ranks(ranks)
+    lasting = _lasting(problem.options)
+    comms = _thread_ranks(ranks) if lasting else _new_thread_ranks(ranks)
     errors: list[Optional[BaseException]] = [None] * ranks
 
     def work(rank: int) -> None:
@@ -354,8 +358,9 @@ def _run_threads(ranks: int, call: str, problem: Problem, seed: int, ranges: Ran
     for thread in threads:
         thread.join()
     failed = [error for error in errors if error is not None]
-    if failed or not _lasting(problem.options):
-        _local.threads.pop(ranks, None)
+    if failed or not lasting:
+        if lasting:
+            _local.threads.pop(ranks, None)
         _leave(comms)
     else:
         note(lambda: [comm.stats() for comm in comms])

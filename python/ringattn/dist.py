@@ -14,6 +14,7 @@ import atexit
 import ctypes
 import hashlib
 import operator
+import os
 import queue
 import struct
 import threading
@@ -22,7 +23,7 @@ import weakref
 from typing import Any, Iterable, Optional
 
 from . import _lib
-from ._config import Options, Problem, Shape, problem_for
+from ._config import Options, Problem, Shape, problem_for, rows_problem
 from ._engine import Alone, Communicator, InProcess, Ranges, Tensor, run_on
 from ._mailbox import FRAME, HEADER, INLINE, LEFT, LONG, SHORT, Mailbox, Polled, Request
 
@@ -269,7 +270,7 @@ class Processes(Alone):
     def agree(self, options: Options, shape: Shape, seed: int, ranges: Ranges) -> tuple[Problem, int]:
         """The global problem of a call whose local shape is given. Every rank learns every rank's rows, and takes rank 0's seed."""
         replicated = options.query_placement == "replicated"
-        local = self._digest(options._replace(threads=0, timeout=0.0), shape._replace(seq_q=0, seq_k=0), ranges)
+        local = self._digest(tuple(options)[:14], shape._replace(seq_q=0, seq_k=0), ranges)
         record = _RECORD.pack(True, shape.seq_q, shape.seq_k, seed, local)
         records = self.mailbox.exchange(record, max(_START_TIMEOUT, options.timeout))
         for rank, other in enumerate(records):
@@ -332,7 +333,7 @@ class Processes(Alone):
         import torch
 
         total = sum(count for count, in self.gather([rows]))
-        problem = problem_for(Options(layout=layout), Shape(_lib.F32, _lib.CPU, 1, total, total, 1, 1, 1), warn=False)
+        problem = rows_problem(layout, total)
         runs = problem.shards(self.ranks)[self.rank][1]
         return total, torch.cat([torch.arange(count) * step + start for start, step, count in runs])
 
@@ -445,3 +446,4 @@ def close() -> None:
 
 
 atexit.register(close)
+os.register_at_fork(after_in_child=_processes.clear)  # a forked child is no rank

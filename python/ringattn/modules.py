@@ -13,6 +13,9 @@ from . import dist as _dist
 from .torch import DTYPES, attention
 
 
+_RECOMMENDED = {"cpu": DTYPES[_lib.lib.ra_recommended_dtype(_lib.CPU)], "cuda": DTYPES[_lib.lib.ra_recommended_dtype(_lib.CUDA)]}
+
+
 def _group_for(group: Any, ring_size: Optional[int]) -> Any:
     """The group of a module: as given, or ``ring_size`` ranks, which are those of torch.distributed where it runs with as many."""
     if ring_size is None:
@@ -98,7 +101,7 @@ class RingDilatedAttention(nn.Module):
     def _compute_dtype(self, query: torch.Tensor) -> torch.dtype:
         if self.dtype is not None:
             return self.dtype
-        return query.dtype if query.dtype == torch.float64 else recommended_dtype(query.device.type)
+        return query.dtype if query.dtype == torch.float64 else _RECOMMENDED.get(query.device.type, query.dtype)
 
     def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool = False, *, key_range: Any = None,
                 seed: Any = None, return_lse: bool = False) -> Any:
@@ -123,10 +126,6 @@ class RingDilatedAttention(nn.Module):
         return (f"segment_lengths={self.segment_lengths}, dilation_rates={self.dilation_rates}, dropout={self.dropout}{ranks}, "
                 f"layout={self.layout}, query_placement={self.query_placement}, schedule={self.schedule}, combine={self.combine}, "
                 f"offset={self.offset}, dilate_queries={self.dilate_queries}")
-
-
-def recommended_dtype(device: str) -> torch.dtype:
-    return DTYPES[_lib.lib.ra_recommended_dtype(_lib.CUDA if device == "cuda" else _lib.CPU)]
 
 
 class RingDilatedAttentionHybrid(RingDilatedAttention):

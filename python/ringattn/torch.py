@@ -14,7 +14,7 @@ import torch
 from . import _lib
 from . import dist as _dist
 from ._attention import checked_seed, checked_shapes, key_ranges
-from ._config import Options, Shape, make_options, problem_for
+from ._config import Options, Problem, Settings, Shape, make_options, make_settings, problem_for
 from ._engine import NOTHING, Tensor
 
 _CODES = {torch.float32: _lib.F32, torch.bfloat16: _lib.BF16, torch.float16: _lib.F16, torch.float64: _lib.F64}
@@ -41,11 +41,6 @@ def _lse_view(tensor: Optional[torch.Tensor]) -> Tensor:
     return tensor.data_ptr(), batch, row, head
 
 
-def _readable(tensor: torch.Tensor) -> torch.Tensor:
-    """A gradient as autograd hands it over, which may be expanded from one number."""
-    return tensor if tensor.stride(-1) == 1 or tensor.size(-1) <= 1 else tensor.contiguous()
-
-
 class _Device:
     """The device and stream of a call; on CUDA also makes the device current while the call runs."""
 
@@ -61,11 +56,11 @@ class _Device:
         torch.cuda.set_device(self.previous)
 
 
-def _run(where: Any, call: str, problem: Any, seed: int, ranges: Any, device: torch.device, tensors: tuple[Tensor, ...]) -> None:
-    if device.type == "cpu":
+def _run(where: Any, call: str, problem: Problem, seed: int, ranges: Any, query: torch.Tensor, tensors: tuple[Tensor, ...]) -> None:
+    if not query.is_cuda:
         where.run(call, problem, seed, ranges, 0, tensors)
     else:
-        with _Device(device) as stream:
+        with _Device(query.device) as stream:
             where.run(call, problem, seed, ranges, stream, tensors)
 
 
@@ -77,19 +72,21 @@ def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Sha
     device = query.device
     if key.device != device or value.device != device:
         raise ValueError(f"query, key and value are on {device}, {key.device} and {value.device}; they must be on one device")
-    if device.type not in ("cpu", "cuda"):
+    kind = device.type
+    if kind not in ("cpu", "cuda"):
         raise ValueError(f"query is on {device}; cpu and cuda are supported")
     batch, rows, heads, dim, keys, kv_heads = checked_shapes(query.shape, key.shape, value.shape, (query.dtype, key.dtype, value.dtype))
     if dim > 1:
         for name, tensor in (("query", query), ("key", key), ("value", value)):
-            if tensor.stride(3) != 1:
+            if tensor.stride(3) != 1 and tensor.numel():
                 raise ValueError(f"the last dimension of {name} has a stride of {tensor.stride(3)}; it must be contiguous: "
                                  f"{name}.contiguous() makes it so")
-    return Shape(code, _lib.CUDA if device.type == "cuda" else _lib.CPU, batch, rows, keys, heads, kv_heads, dim)
+    return Shape(code, _lib.CUDA if kind == "cuda" else _lib.CPU, batch, rows, keys, heads, kv_heads, dim)
 
 
 def run_forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options, where: Any, seed: int, ranges: Any,
-                want_lse: bool) -> tuple[torch.Tensor, Optional[torch.Tensor], tuple[int, int, int]]:
+                want_lse: bool) -> tuple[torch.Tensor, Optional[torch.Tensor], Problem, int]:
+    """out, lse, and what the ranks agreed on."""
     try:
         shape = _checked(query, key, value)
     except ValueError as error:
@@ -100,30 +97,31 @@ def run_forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, opt
     if order:
         rows_q, rows_k = (torch.from_numpy(part).to(query.device) for part in order)
         query, key, value = query[:, rows_q], key[:, rows_k], value[:, rows_k]
-    out = torch.empty(query.shape, dtype=query.dtype, device=query.device)
+    out = torch.empty_like(query, memory_format=torch.contiguous_format)
     lse = None
     if want_lse:
         lse = torch.empty((shape.batch, shape.heads, shape.seq_q), dtype=_lse_dtype(query.dtype), device=query.device)
-    _run(where, "forward", problem, seed, ranges, query.device, (_view(query), _view(key), _view(value), _view(out), _lse_view(lse)))
+    _run(where, "forward", problem, seed, ranges, query, (_view(query), _view(key), _view(value), _view(out), _lse_view(lse)))
     if order:
         back = torch.argsort(rows_q)
         out, lse = out[:, back], None if lse is None else lse[:, :, back]
-    return out, lse, (problem.shape.seq_q, problem.shape.seq_k, seed)
+    return out, lse, problem, seed
 
 
 def run_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor,
-                 dlse: Optional[torch.Tensor], options: Options, where: Any, agreed: Sequence[int],
+                 dlse: Optional[torch.Tensor], problem: Problem, where: Any, seed: int,
                  ranges: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    seq_q, seq_k, seed = agreed
-    problem = problem_for(options, _checked(query, key, value)._replace(seq_q=seq_q, seq_k=seq_k))
-    dout = _readable(dout)
+    if dout.stride(3) != 1 and dout.size(3) > 1:  # expanded from one number, say
+        dout = dout.contiguous()
     order = where.order(problem)
     if order:
         rows_q, rows_k = (torch.from_numpy(part).to(query.device) for part in order)
         query, key, value, out, dout = query[:, rows_q], key[:, rows_k], value[:, rows_k], out[:, rows_q], dout[:, rows_q]
         lse, dlse = lse[:, :, rows_q], None if dlse is None else dlse[:, :, rows_q]
-    dq, dk, dv = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (query, key, value))
-    _run(where, "backward", problem, seed, ranges, query.device,
+    dq = torch.empty_like(query, memory_format=torch.contiguous_format)
+    dk = torch.empty_like(key, memory_format=torch.contiguous_format)
+    dv = torch.empty_like(value, memory_format=torch.contiguous_format)
+    _run(where, "backward", problem, seed, ranges, query,
          (_view(query), _view(key), _view(value), _view(out), _lse_view(lse), _view(dout), _lse_view(dlse), _view(dq), _view(dk), _view(dv)))
     if order:
         back_q, back_k = torch.argsort(rows_q), torch.argsort(rows_k)
@@ -135,6 +133,10 @@ def _signed(seed: int) -> int:
     return seed - 2**64 if seed >= 2**63 else seed
 
 
+def _state(problem: Problem, seed: int) -> torch.Tensor:
+    return torch.tensor((problem.shape.seq_q, problem.shape.seq_k, _signed(seed)))
+
+
 @torch.library.custom_op("ringattn::forward", mutates_args=())
 def forward_op(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seed: Optional[torch.Tensor], key_range: Optional[torch.Tensor],
                segment_lengths: Sequence[int], dilation_rates: Sequence[int], is_causal: bool, window: Sequence[int],
@@ -143,9 +145,9 @@ def forward_op(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seed
                plan_cache: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     options = make_options(segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries, layout,
                            query_placement, schedule, bucket, threads, timeout or None, kernel, pool, plan_cache)
-    number = 0 if seed is None else int(seed) % 2**64
-    out, lse, agreed = run_forward(query, key, value, options, _dist.resolve(group), number, key_ranges(key_range, query.size(0)), True)
-    return out, lse, torch.tensor((agreed[0], agreed[1], _signed(agreed[2])))
+    out, lse, problem, number = run_forward(query, key, value, options, _dist.resolve(group), _number_of(seed),
+                                            key_ranges(key_range, query.size(0)), True)
+    return out, lse, _state(problem, number)
 
 
 @forward_op.register_fake
@@ -165,7 +167,8 @@ def backward_op(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out
     options = make_options(segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries, layout,
                            query_placement, schedule, bucket, threads, timeout or None, kernel, pool, plan_cache)
     seq_q, seq_k, seed = state.tolist()
-    return run_backward(query, key, value, out, lse, dout, dlse, options, _dist.resolve(group), (seq_q, seq_k, seed % 2**64),
+    problem = problem_for(options, _checked(query, key, value)._replace(seq_q=seq_q, seq_k=seq_k))
+    return run_backward(query, key, value, out, lse, dout, dlse, problem, _dist.resolve(group), seed % 2**64,
                         key_ranges(key_range, query.size(0)))
 
 
@@ -195,6 +198,47 @@ def _gradient(ctx: Any, dout: Optional[torch.Tensor], dlse: Optional[torch.Tenso
 forward_op.register_autograd(_gradient, setup_context=_save)
 
 
+# -------------------------------------------------------------------------------------------------------------------------- eager
+
+
+class _Eager(torch.autograd.Function):
+    """The same two passes without the dispatcher, whose way to an operator written in Python takes longer than a small attention."""
+
+    @staticmethod
+    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options, where: Any, seed: int,
+                ranges: Any) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        out, lse, ctx.problem, ctx.seed = run_forward(query, key, value, options, where, seed, ranges, True)
+        ctx.where, ctx.ranges = where, ranges
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(query, key, value, out, lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, dout: Optional[torch.Tensor], dlse: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
+        query, key, value, out, lse = ctx.saved_tensors
+        if dout is None:
+            if dlse is None:
+                return None, None, None, None, None, None, None
+            dout = torch.zeros_like(out)
+        problem, where, seed, ranges = ctx.problem, ctx.where, ctx.seed, ctx.ranges
+        if torch.is_grad_enabled():  # create_graph: the operator refuses to be differentiated again, instead of being taken for a constant
+            dq, dk, dv = backward_op(query, key, value, out, lse, dout, dlse, _state(problem, seed), _range_tensor(ranges and list(zip(*ranges)), query.size(0)),
+                                     *_arguments(problem.options, where.key))
+        else:
+            dq, dk, dv = run_backward(query, key, value, out, lse, dout, dlse, problem, where, seed, ranges)
+        return dq, dk, dv, None, None, None, None
+
+
+def _plain(*tensors: torch.Tensor) -> bool:
+    """Whether nothing watches operators from outside: no mode, no transform, no subclass of Tensor."""
+    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
+        return False
+    for tensor in tensors:
+        if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
+            return False
+    return torch._C._functorch.peek_interpreter_stack() is None
+
+
 # ---------------------------------------------------------------------------------------------------------------------- attention
 
 
@@ -209,11 +253,8 @@ def key_of(group: Any) -> str:
 
 
 def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors in autocast's type, if it is on; float64 is left alone, as autocast itself does."""
-    device = tensors[0].device.type
-    if not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
+    """The tensors in autocast's type; float64 is left alone, as autocast itself does."""
+    dtype = torch.get_autocast_dtype(tensors[0].device.type)
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
@@ -227,11 +268,15 @@ def _seed_tensor(seed: Any, dropout_p: float) -> Optional[torch.Tensor]:
     return torch.tensor(_signed(checked_seed(seed)), dtype=torch.int64)
 
 
+def _number_of(seed: Optional[torch.Tensor]) -> int:
+    return 0 if seed is None else int(seed) % 2**64
+
+
 def _range_tensor(key_range: Any, batch: int) -> Optional[torch.Tensor]:
     if key_range is None or isinstance(key_range, torch.Tensor):
         return key_range
     begins, ends = key_ranges(key_range, batch)
-    return torch.tensor((begins, ends), dtype=torch.int64).t()
+    return torch.tensor((begins, ends), dtype=torch.int64).t().contiguous()
 
 
 def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segment_lengths: Optional[Sequence[int]] = None,
@@ -253,27 +298,43 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segme
     >>> x.grad.shape
     torch.Size([1, 8, 2, 4])
     """
-    for name, tensor in (("query", query), ("key", key), ("value", value)):
-        if not isinstance(tensor, torch.Tensor):
-            raise ValueError(f"{name} is a {type(tensor).__name__}; query, key and value must all be torch tensors")
-    query, key, value = _autocast(query, key, value)
-    options = make_options(segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries, layout,
-                           query_placement, schedule, bucket, threads, timeout, kernel, enable_memory_pool, use_pattern_cache)
-    seed, key_range = _seed_tensor(seed, dropout_p), _range_tensor(key_range, query.size(0))
-    out, lse, _ = forward_op(
-        query, key, value, seed, key_range, options.segment_lengths, options.dilation_rates, options.is_causal,
-        (options.window_left, options.window_right), options.scale, options.dropout_p, options.combine, options.offset,
-        options.dilate_queries, key_of(group), options.layout, options.query_placement, options.schedule,
-        options.bucket, options.threads, options.timeout, options.kernel, options.pool, options.plan_cache)
+    if not isinstance(query, torch.Tensor) or not isinstance(key, torch.Tensor) or not isinstance(value, torch.Tensor):
+        raise ValueError(f"query, key and value are {type(query).__name__}, {type(key).__name__} and {type(value).__name__}; they must all "
+                         f"be torch tensors")
+    kind = query.device.type
+    if kind == "meta":
+        if not key.is_meta or not value.is_meta:
+            raise ValueError(f"query, key and value are on {query.device}, {key.device} and {value.device}; they must be on one device")
+    elif kind != "cpu" and kind != "cuda":
+        raise ValueError(f"query is on {query.device}; cpu and cuda are supported")
+    elif torch.is_autocast_enabled(kind):
+        query, key, value = _autocast(query, key, value)
+    seed = _seed_tensor(seed, dropout_p)
+    given = (segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries, layout, query_placement,
+             schedule, bucket, threads, timeout, kernel, enable_memory_pool, use_pattern_cache)
+    if kind != "meta" and not torch.compiler.is_compiling() and _plain(query, key, value):
+        options, where, ranges = make_options(*given), _dist.resolve(group), key_ranges(key_range, query.size(0))
+        if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+            out, lse = _Eager.apply(query, key, value, options, where, _number_of(seed), ranges)
+        else:
+            out, lse, _, _ = run_forward(query, key, value, options, where, _number_of(seed), ranges, return_lse)
+    else:
+        settings = make_settings(*given)
+        out, lse, _ = forward_op(query, key, value, seed, _range_tensor(key_range, query.size(0)), *_arguments(settings, key_of(group)))
     return (out, lse) if return_lse else out
+
+
+def _arguments(settings: Settings, group: str) -> tuple[Any, ...]:
+    """The arguments of the operators that are no tensors."""
+    return (settings.segment_lengths, settings.dilation_rates, settings.is_causal, (settings.window_left, settings.window_right),
+            settings.scale, settings.dropout_p, settings.combine, settings.offset, settings.dilate_queries, group, settings.layout,
+            settings.query_placement, settings.schedule, settings.bucket, settings.threads, settings.timeout, settings.kernel, settings.pool,
+            settings.plan_cache)
 
 
 def attention_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options, key_range: Any, seed: Any, group: Any,
                  return_lse: bool) -> Any:
     """For tensors that came by DLPack: forward only."""
-    number = 0
-    if options.dropout_p:
-        seed = _seed_tensor(seed, options.dropout_p)
-        number = int(seed) % 2**64
-    out, lse, _ = run_forward(query, key, value, options, _dist.resolve(group), number, key_ranges(key_range, query.size(0)), return_lse)
+    number = _number_of(_seed_tensor(seed, options.dropout_p))
+    out, lse, _, _ = run_forward(query, key, value, options, _dist.resolve(group), number, key_ranges(key_range, query.size(0)), return_lse)
     return (out, lse) if return_lse else out

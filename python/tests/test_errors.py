@@ -1,0 +1,112 @@
+"""Wrong arguments raise, with a sentence that names them; nothing is silently ignored."""
+
+import numpy as np
+import pytest
+import ringattn
+
+X = np.zeros((1, 8, 4, 8), np.float32)
+
+
+def refused(match, q=X, k=X, v=X, error=ValueError, **options):
+    with pytest.raises(error, match=match):
+        ringattn.attention(q, k, v, **options)
+
+
+@pytest.mark.parametrize("options, match", [
+    ({"segment_lengths": [8]}, "dilation_rates is missing"),
+    ({"dilation_rates": [1]}, "segment_lengths is missing"),
+    ({"segment_lengths": [8, 8], "dilation_rates": [1]}, "2 entries and dilation_rates 1"),
+    ({"segment_lengths": [8.5], "dilation_rates": [1]}, "segment_lengths .* list of integers"),
+    ({"segment_lengths": 8, "dilation_rates": 1}, "segment_lengths .* list of integers"),
+    ({"segment_lengths": [-1], "dilation_rates": [1]}, "segment_lengths"),
+    ({"segment_lengths": [8], "dilation_rates": [0]}, "dilation_rates"),
+    ({"segment_lengths": [8] * 5, "dilation_rates": [1] * 5}, "mix"),
+    ({"window": 3}, "window"),
+    ({"window": (1, 2, 3)}, "window"),
+    ({"window": (-2, 0)}, "window"),
+    ({"key_range": (0, 9)}, "key"),
+    ({"key_range": (3, 2)}, "key"),
+    ({"key_range": [[0, 1], [0, 1]]}, "2 entries for a batch of 1"),
+    ({"key_range": "all"}, "key_range"),
+    ({"scale": float("nan")}, "scale"),
+    ({"scale": "large"}, "scale"),
+    ({"dropout_p": 1.0}, "dropout"),
+    ({"dropout_p": -0.1}, "dropout"),
+    ({"dropout_p": 0.1, "seed": 1.5}, "seed"),
+    ({"dropout_p": 0.1, "seed": 2**64}, "64 bits"),
+    ({"combine": "sum"}, "combine is 'sum'; it must be one of heads, mix"),
+    ({"offset": "none"}, "offset .* branch, head, head-block, residue"),
+    ({"layout": "auto"}, "layout .* contiguous, zigzag, striped"),
+    ({"query_placement": "both"}, "query_placement"),
+    ({"schedule": "merge", "group": 2}, "merge"),
+    ({"schedule": "fast"}, "schedule"),
+    ({"bucket": -1}, "bucket"),
+    ({"threads": -1}, "threads"),
+    ({"threads": 1.5}, "threads"),
+    ({"timeout": 0}, "timeout"),
+    ({"timeout": -3.0}, "timeout"),
+    ({"kernel": 5}, "kernel"),
+    ({"group": 0}, "group"),
+    ({"group": -100}, "no member"),
+    ({"group": True}, "group"),
+    ({"group": 2.0}, "group"),
+    ({"group": "world"}, "group"),
+])
+def test_a_wrong_option_is_named(options, match):
+    refused(match, **options)
+
+
+def test_an_unknown_argument_is_a_type_error():
+    with pytest.raises(TypeError, match="attn_mask"):
+        ringattn.attention(X, X, X, attn_mask=np.zeros((8, 8)))
+
+
+@pytest.mark.parametrize("q, k, v, match", [
+    (X[0], X, X, r"query has shape \(8, 4, 8\)"),
+    (X, X[..., None], X, "key has shape"),
+    (X, X, X[:, :7], r"key has shape .* and value"),
+    (X, X[..., :4], X[..., :4], "head dim"),
+    (X[:0], X, X, "batch"),
+    (X, X[:, :, :3], X[:, :, :3], "multiple"),
+    (X, X[:, :, :0], X[:, :, :0], "multiple"),
+    (X, X.astype(np.float64), X, "dtypes"),
+    (X.astype(np.int32), X.astype(np.int32), X.astype(np.int32), "float32, float16, bfloat16"),
+    (X.astype(np.float32).astype(">f4"), X.astype(">f4"), X.astype(">f4"), "dtype"),
+    (X.tolist(), X, X, "query is a list"),
+    (X, None, X, "key is a NoneType"),
+])
+def test_tensors_that_do_not_fit_are_named(q, k, v, match):
+    refused(match, q, k, v)
+
+
+def test_a_strided_last_dimension_is_refused():
+    refused("last dimension of query", X[..., ::2], X[..., ::2], X[..., ::2])
+
+
+def test_head_dims_over_256_are_refused_by_the_library():
+    wide = np.zeros((1, 2, 1, 257), np.float32)
+    refused("head_dim.*256", wide, wide, wide)
+
+
+def test_a_missing_kernel_is_a_runtime_error_with_its_name():
+    with pytest.raises(RuntimeError, match="no-such-kernel") as caught:
+        ringattn.attention(X, X, X, kernel="no-such-kernel")
+    assert caught.value.status == "RA_NOT_AVAILABLE"
+    assert isinstance(caught.value, ringattn.RingattnError)
+
+
+def test_an_error_in_a_ring_is_the_one_that_caused_it_and_does_not_stick():
+    with pytest.raises(RuntimeError, match="no-such-kernel"):
+        ringattn.attention(X, X, X, kernel="no-such-kernel", group=3)
+    assert ringattn.attention(X, X, X, group=3).shape == X.shape
+
+
+def test_like_describe_draw_and_dtype_refuse_what_they_do_not_know():
+    with pytest.raises(ValueError, match="longnet"):
+        ringattn.like("LongNet")
+    with pytest.raises(ValueError, match="dtype"):
+        ringattn.describe(seq=8, heads=1, head_dim=8, dtype="float8")
+    with pytest.raises(ValueError, match="device"):
+        ringattn.recommended_dtype("tpu")
+    with pytest.raises(ValueError, match="2048"):
+        ringattn.draw(4096)
