@@ -1,5 +1,7 @@
 #include "ring/messages.h"
 
+#include <string.h>
+
 #include "core/dtype.h"
 #include "transport/link.h"
 
@@ -53,77 +55,105 @@ void ra_messages_list(const ra_route *route, const ra_own_channel *own, int64_t 
 
 /* ---------------------------------------------------------------------------------------------------------- bounds */
 
-/* Elements of K and V that the sources of a member can send at most in one direction, with hops in [low, high] and, where asked for,
- * the first consumer at most first_most away. */
-static int64_t bound_elements(const ra_route *route, const ra_channel *channel, int64_t member, bool down, int32_t low, int32_t high,
-                              int32_t first_most) {
-    int64_t elements = 0;
-    for (int64_t i = channel->first_ref[member]; i < channel->first_ref[member + 1]; i++) {
-        ra_source_ref ref = channel->refs[i];
-        const ra_ring *ring = &route->rings.rings[ref.ring];
-        const ra_path *path = &ring->paths[ref.source];
-        bool some = false;
-        for (int64_t r = 0; r < path->count && !some; r++) {
-            const ra_reach *reach = &path->reaches[r];
-            some = reach->down == down && reach->hops >= low && reach->hops <= high && reach->first <= first_most;
+/* Elements of K and V that messages of one channel can hold at most on this rank, by direction and hop. One look at each source tells at which
+ * hop its buckets pass here, so no hop is looked at for nothing. */
+typedef struct channel_bound {
+    int64_t kv[2];   /* held */
+    int64_t chain[2]; /* gradients computed here that go on, */
+    int64_t last[2]; /* or home */
+    int64_t in[2];   /* gradients that arrive to be added to, */
+    int64_t home[2]; /* or come home, having gone as many hops as the index says */
+    int64_t items;
+} channel_bound;
+
+typedef struct bound_request {
+    const ra_route *route;
+    const ra_channel *channel;
+    int64_t me; /* member */
+    int rank;
+} bound_request;
+
+/* Raises `sums` by the elements of a source where it can pass this rank, for one direction. */
+static void add_source(const ra_path *path, int64_t distance, bool down, int64_t elements, channel_bound *sums) {
+    channel_bound *here = &sums[distance];
+    bool kv = false, chain = false, last = false, in = false;
+    for (int64_t r = 0; r < path->count; r++) {
+        const ra_reach *reach = &path->reaches[r];
+        if (reach->down != down || reach->hops < 1) continue;
+        if (distance == 0) {
+            bool seen = false; /* several slices may go equally far: one bucket holds only one of them */
+            for (int64_t p = 0; p < r && !seen; p++) seen = path->reaches[p].down == down && path->reaches[p].hops == reach->hops;
+            if (!seen) sums[reach->hops].home[down] += elements;
         }
-        if (!some) continue;
-        ra_piece largest = {.ring = ref.ring,
-                            .source = ref.source,
-                            .repeats = ring->bundle,
-                            .rows = ra_min(ring->cap, ring->sources[ref.source].rows.count)};
-        elements += 2 * ra_piece_elements(route, &largest);
+        kv = kv || reach->hops >= distance;
+        chain = chain || (distance >= 1 && reach->hops > distance && reach->first <= distance);
+        last = last || (distance >= 1 && reach->hops == distance);
+        in = in || (distance >= 2 && reach->hops >= distance && reach->first < distance);
     }
-    return elements;
+    here->kv[down] += kv ? elements : 0;
+    here->chain[down] += chain ? elements : 0;
+    here->last[down] += last ? elements : 0;
+    here->in[down] += in ? elements : 0;
 }
 
-static int64_t bound_items(const ra_route *route, const ra_channel *channel, int64_t member, int rank) {
-    int64_t items = 0;
-    for (int64_t i = channel->first_ref[member]; i < channel->first_ref[member + 1]; i++) {
-        const ra_ring *ring = &route->rings.rings[channel->refs[i].ring];
-        for (int64_t t = 0; t < ring->target_count; t++)
-            if (ring->targets[t].rank == rank) items += RA_ITEMS_MAX;
+static void add_ring_bound(const bound_request *request, int32_t ring_index, channel_bound *sums) {
+    const ra_ring *ring = &request->route->rings.rings[ring_index];
+    int64_t targets = 0;
+    for (int64_t t = 0; t < ring->target_count; t++) targets += ring->targets[t].rank == request->rank;
+    for (int64_t s = 0; s < ring->source_count; s++) {
+        ra_piece largest = {.ring = ring_index, .repeats = ring->bundle, .rows = ra_min(ring->cap, ring->sources[s].rows.count)};
+        int64_t elements = 2 * ra_piece_elements(request->route, &largest);
+        for (int down = 0; down < 2; down++) {
+            int64_t gap = request->me - ring->sources[s].member, distance = ra_mod(down ? -gap : gap, ring->member_count);
+            add_source(&ring->paths[s], distance, down, elements, sums);
+            sums[distance].items += targets * RA_ITEMS_MAX;
+        }
     }
-    return items;
 }
 
 static int64_t framed_if(int64_t elements, int64_t size) { return elements ? framed(elements * size) : 0; }
 
-ra_message_bounds ra_message_bound(const ra_route *route, const ra_own_channel *own, int64_t own_count, int rank) {
-    ra_message_bounds most = {0};
+/* Adds a channel's bounds to those of its round, hop by hop. */
+static void add_channel_bound(const ra_route *route, int32_t hops, const channel_bound *sums, int64_t members, ra_message_bounds *by_hop) {
     int64_t size = (int64_t)ra_dtype_size(route->config->dtype), grad = ra_state_size(route->config->dtype);
-    for (int64_t begin = 0, end; begin < own_count; begin = end) { /* the channels of one round */
-        const ra_round *round = &route->rounds[own[begin].channel->round];
-        for (end = begin; end < own_count && own[end].channel->round == own[begin].channel->round;) end++;
-        for (int32_t hop = 0; hop <= round->hops; hop++) {
-            ra_message_bounds here = {0};
-            for (int64_t i = begin; i < end; i++) {
-                const ra_channel *channel = own[i].channel;
-                int64_t me = own[i].member;
-                if (hop < channel->member_count) {
-                    for (int down = 0; down < 2; down++) {
-                        int64_t source = ra_member_at(channel, me, -hop, down);
-                        here.kv_bytes += framed_if(bound_elements(route, channel, source, down, hop > 1 ? hop : 1, INT32_MAX, INT32_MAX), size);
-                        if (hop >= 1) {
-                            here.grad_bytes += framed_if(bound_elements(route, channel, source, down, hop + 1, INT32_MAX, hop), grad);
-                            here.grad_bytes += framed_if(bound_elements(route, channel, source, down, hop, hop, hop), grad);
-                        }
-                        if (hop >= 2)
-                            here.grad_in_bytes += framed_if(bound_elements(route, channel, source, down, hop, INT32_MAX, hop - 1), grad);
-                    }
-                    here.step_items += bound_items(route, channel, ra_member_at(channel, me, hop, true), rank);
-                    if (hop > 0) here.step_items += bound_items(route, channel, ra_member_at(channel, me, hop, false), rank);
-                }
-                int32_t finished = hop >= 2 ? hop - 1 : (hop == 0 ? round->hops : 0); /* whose gradients come home now */
-                for (int down = 0; down < 2 && finished > 0; down++)
-                    here.grad_in_bytes += framed_if(bound_elements(route, channel, me, down, finished, finished, INT32_MAX), grad);
-            }
-            most.kv_bytes = ra_max(most.kv_bytes, here.kv_bytes);
-            most.grad_bytes = ra_max(most.grad_bytes, here.grad_bytes);
-            most.grad_in_bytes = ra_max(most.grad_in_bytes, here.grad_in_bytes);
-            most.step_items = ra_max(most.step_items, here.step_items);
+    for (int64_t h = 0; h < members && h <= hops; h++) {
+        for (int down = 0; down < 2; down++) {
+            by_hop[h].kv_bytes += framed_if(sums[h].kv[down], size);
+            by_hop[h].grad_bytes += framed_if(sums[h].chain[down], grad) + framed_if(sums[h].last[down], grad);
+            by_hop[h].grad_in_bytes += framed_if(sums[h].in[down], grad);
+            int64_t arrives = h < hops ? h + 1 : 0; /* the step after the last is the first of the next bucket */
+            by_hop[arrives].grad_in_bytes += framed_if(sums[h].home[down], grad);
         }
-        most.transfers = ra_max(most.transfers, 16 * (end - begin));
+        by_hop[h].step_items += sums[h].items;
     }
-    return most;
+}
+
+bool ra_message_bound(ra_arena *arena, const ra_route *route, const ra_own_channel *own, int64_t own_count, int rank,
+                      ra_message_bounds *most) {
+    *most = (ra_message_bounds){0};
+    int64_t longest = 0;
+    for (int64_t i = 0; i < own_count; i++) longest = ra_max(longest, own[i].channel->member_count);
+    channel_bound *sums = ra_arena_take(arena, longest, sizeof *sums);
+    ra_message_bounds *by_hop = ra_arena_take(arena, longest, sizeof *by_hop);
+    if (arena->failed) return false;
+    for (int64_t begin = 0, end; begin < own_count; begin = end) { /* the channels of one round */
+        int32_t round = own[begin].channel->round, hops = route->rounds[round].hops;
+        if (hops >= longest) hops = (int32_t)longest - 1; /* no channel of this rank goes further */
+        memset(by_hop, 0, (size_t)longest * sizeof *by_hop);
+        for (end = begin; end < own_count && own[end].channel->round == round; end++) {
+            const ra_channel *channel = own[end].channel;
+            memset(sums, 0, (size_t)channel->member_count * sizeof *sums);
+            bound_request request = {route, channel, own[end].member, rank};
+            for (int64_t r = 0; r < channel->ring_count; r++) add_ring_bound(&request, channel->rings[r], sums);
+            add_channel_bound(route, hops, sums, channel->member_count, by_hop);
+        }
+        for (int32_t h = 0; h <= hops; h++) {
+            most->kv_bytes = ra_max(most->kv_bytes, by_hop[h].kv_bytes);
+            most->grad_bytes = ra_max(most->grad_bytes, by_hop[h].grad_bytes);
+            most->grad_in_bytes = ra_max(most->grad_in_bytes, by_hop[h].grad_in_bytes);
+            most->step_items = ra_max(most->step_items, by_hop[h].step_items);
+        }
+        most->transfers = ra_max(most->transfers, 16 * (end - begin));
+    }
+    return true;
 }

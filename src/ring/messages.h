@@ -51,6 +51,8 @@ typedef struct ra_message_bounds {
     int64_t step_items;  /* items of one step */
     int64_t transfers;   /* messages posted in one step, forward or backward */
 } ra_message_bounds;
-ra_message_bounds ra_message_bound(const ra_route *route, const ra_own_channel *own, int64_t own_count, int rank);
+/* False: no memory. */
+bool ra_message_bound(ra_arena *arena, const ra_route *route, const ra_own_channel *own, int64_t own_count, int rank,
+                      ra_message_bounds *bounds);
 
 #endif

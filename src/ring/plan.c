@@ -14,7 +14,7 @@
 
 /* ----------------------------------------------------------------------------------------------------------- making */
 
-static void free_plan(ra_plan *plan) {
+void ra_plan_free(ra_plan *plan) {
     ra_arena_free(&plan->arena);
     ra_free(plan, sizeof *plan);
 }
@@ -26,7 +26,23 @@ static int64_t held_bytes(const ra_config *c, const ra_view *view, int64_t works
     return ra_sat_add((2 * q + 2 * k) * c->head_dim * size + q * ra_state_size(c->dtype), workspace);
 }
 
-/* The route with the chosen bucket; with a memory limit, an open bucket is halved until the rank fits. */
+/* The most that any rank holds in forward. Looked at only for a memory limit: all ranks must come to the same bucket. */
+static ra_status most_held(const ra_plan *plan, int64_t *most) {
+    *most = 0;
+    ra_arena arena = {0};
+    ra_status status = RA_OK;
+    for (int rank = 0; rank < plan->route.ranks && status == RA_OK; rank++) {
+        ra_view view;
+        status = ra_view_create(&arena, &plan->route, rank, &view);
+        if (status == RA_OK)
+            *most = ra_max(*most, held_bytes(&plan->config, &view,
+                                             ra_workspace_of(&plan->config, &view, plan->kernel, plan->threads, false).total));
+        ra_arena_free(&arena);
+    }
+    return status;
+}
+
+/* The route with the chosen bucket; with a memory limit, an open bucket is halved until every rank fits. */
 static ra_status make_route(ra_plan *plan, int rank, int ranks) {
     ra_config *c = &plan->config;
     ra_choice choice;
@@ -41,11 +57,12 @@ static ra_status make_route(ra_plan *plan, int rank, int ranks) {
         RA_TRY(ra_kernel_find(c->kernel[0] ? c->kernel : NULL, c->device, &plan->problem, &plan->kernel));
         plan->forward = ra_workspace_of(c, &plan->view, plan->kernel, plan->threads, false);
         plan->backward = ra_workspace_of(c, &plan->view, plan->kernel, plan->threads, true);
-        int64_t bytes = held_bytes(c, &plan->view, plan->forward.total);
-        if (c->memory_limit == 0 || bytes <= c->memory_limit) return RA_OK;
+        if (c->memory_limit == 0) return RA_OK;
+        int64_t bytes;
+        RA_TRY(most_held(plan, &bytes));
+        if (bytes <= c->memory_limit) return RA_OK;
         if (c->bucket > 0 || bucket == 1)
-            return ra_fail(RA_NOMEM, "rank %d needs %" PRId64 " bytes, more than the memory_limit of %" PRId64, rank, bytes,
-                           c->memory_limit);
+            return ra_fail(RA_NOMEM, "a rank needs %" PRId64 " bytes, more than the memory_limit of %" PRId64, bytes, c->memory_limit);
         snprintf(plan->reason, sizeof plan->reason, "ring; bucket %" PRId64 " to stay within the memory limit", ra_max(1, bucket / 2));
     }
 }
@@ -60,14 +77,14 @@ static ra_status make_room(ra_plan *plan) {
     return plan->arena.failed ? ra_fail(RA_NOMEM, "no memory for the plan of rank %d", view->rank) : RA_OK;
 }
 
-static ra_status make_plan(const ra_attention_desc *desc, int rank, int ranks, ra_plan **result) {
+ra_status ra_plan_make(const ra_attention_desc *desc, int rank, int ranks, ra_plan **result) {
     ra_plan *plan = ra_calloc(sizeof *plan);
     if (!plan) return ra_fail(RA_NOMEM, "no memory for a plan");
     ra_status status = ra_config_create(&plan->arena, desc, &plan->config);
     if (status == RA_OK) status = make_route(plan, rank, ranks);
     if (status == RA_OK) status = make_room(plan);
     if (status != RA_OK) {
-        free_plan(plan);
+        ra_plan_free(plan);
         return status;
     }
     *result = plan;
@@ -80,7 +97,7 @@ void ra_plan_cache_clear(ra_comm *comm) {
     while (comm->plans) {
         ra_plan *plan = comm->plans;
         comm->plans = plan->next;
-        free_plan(plan);
+        ra_plan_free(plan);
     }
     comm->plan_count = 0;
 }
@@ -106,7 +123,7 @@ static void bound_cache(ra_comm *comm) {
     ra_plan *plan = *oldest;
     *oldest = plan->next;
     comm->plan_count--;
-    free_plan(plan);
+    ra_plan_free(plan);
 }
 
 static ra_status find_or_make(ra_comm *comm, const ra_attention_desc *desc, const char *key, int64_t key_bytes, ra_plan **result) {
@@ -115,10 +132,10 @@ static ra_status find_or_make(ra_comm *comm, const ra_attention_desc *desc, cons
         comm->cache_hits++;
     } else {
         comm->cache_misses++;
-        RA_TRY(make_plan(desc, ra_comm_rank(comm), ra_comm_size(comm), &plan));
+        RA_TRY(ra_plan_make(desc, ra_comm_rank(comm), ra_comm_size(comm), &plan));
         plan->key = ra_arena_take(&plan->arena, key_bytes, 1);
         if (!plan->key) {
-            free_plan(plan);
+            ra_plan_free(plan);
             return ra_fail(RA_NOMEM, "no memory for a plan");
         }
         memcpy(plan->key, key, (size_t)key_bytes);
@@ -146,7 +163,7 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     ra_status status = ra_config_create(&arena, desc, &config);
     if (status == RA_OK) {
         shared = ra_config_text(&config, NULL, 0);
-        length = shared + (int64_t)sizeof config.kernel + 16;
+        length = shared + 80; /* room for what is chosen, too */
         key = ra_arena_take(&arena, length, 1);
         if (!key) status = ra_fail(RA_NOMEM, "no memory for a plan");
     }
@@ -158,7 +175,12 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     ra_plan *made = NULL;
     if (status == RA_OK) status = find_or_make(comm, desc, key, length, &made);
     if (ra_comm_size(comm) > 1) {
-        if (status == RA_OK) ra_link_set_checksum(comm->link, config.checksum);
+        if (status == RA_OK) {
+            ra_link_set_checksum(comm->link, config.checksum);
+            /* What was chosen takes the place of this rank's own affairs. */
+            shared += snprintf(key + shared, (size_t)(length - shared), "chosen schedule=%d\nchosen bucket=%" PRId64 "\n",
+                               (int)made->schedule, made->route.bucket);
+        }
         status = ra_agree(comm, status, status == RA_OK ? key : "", status == RA_OK ? shared : 0);
     }
     ra_arena_free(&arena);
@@ -176,48 +198,6 @@ void ra_plan_destroy(ra_plan *plan) {
 }
 
 /* ---------------------------------------------------------------------------------------------------------- asking */
-
-ra_status ra_plan_summary(const ra_attention_desc *desc, int rank, int ranks, ra_rank_summary *summary) {
-    if (!summary) return ra_fail(RA_INVALID, "summary is NULL");
-    if (summary->struct_size < sizeof *summary)
-        return ra_fail(RA_INVALID, "summary has struct_size %u, this library knows %zu", summary->struct_size, sizeof *summary);
-    if (ranks < 1 || ranks > RA_MAX_RANKS) return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
-    if (rank < 0 || rank >= ranks) return ra_fail(RA_INVALID, "rank is %d, which is not in 0..%d", rank, ranks - 1);
-    ra_plan *plan;
-    RA_TRY(make_plan(desc, rank, ranks, &plan));
-    ra_summarise(&plan->route, &plan->view, plan->kernel, plan->threads, summary);
-    summary->schedule = plan->schedule;
-    summary->bucket = plan->route.bucket;
-    snprintf(summary->reason, sizeof summary->reason, "%s", plan->reason);
-    free_plan(plan);
-    return RA_OK;
-}
-
-ra_status ra_plan_summaries(const ra_attention_desc *desc, int ranks, ra_rank_summary *summaries) {
-    if (!summaries) return ra_fail(RA_INVALID, "summaries is NULL");
-    RA_TRY(ra_plan_summary(desc, 0, ranks, &summaries[0]));
-    ra_plan *plan; /* of rank 0, whose route is everybody's */
-    RA_TRY(make_plan(desc, 0, ranks, &plan));
-    ra_status status = RA_OK;
-    for (int rank = 1; rank < ranks && status == RA_OK; rank++) {
-        ra_rank_summary *summary = &summaries[rank];
-        ra_arena arena = {0};
-        ra_view view;
-        status = ra_view_create(&arena, &plan->route, rank, &view);
-        if (status == RA_OK) {
-            ra_summarise(&plan->route, &view, plan->kernel, plan->threads, summary);
-            summary->schedule = plan->schedule;
-            summary->bucket = plan->route.bucket;
-            memcpy(summary->reason, plan->reason, sizeof summary->reason);
-        }
-        ra_arena_free(&arena);
-        int64_t limit = plan->config.memory_limit;
-        if (status == RA_OK && limit > 0 && ra_sat_add(summary->shard_bytes, summary->workspace_bytes) > limit)
-            status = ra_plan_summary(desc, rank, ranks, summary); /* this rank may want another bucket */
-    }
-    free_plan(plan);
-    return status;
-}
 
 int64_t ra_plan_workspace(const ra_plan *plan, bool backward) {
     if (!plan) return 0;

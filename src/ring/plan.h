@@ -65,6 +65,9 @@ int ra_default_threads(const ra_config *config, int ranks);
 ra_workspace ra_workspace_of(const ra_config *config, const ra_view *view, const ra_kernel *kernel, int threads, bool backward);
 ra_problem ra_problem_of(const ra_config *config, const ra_view *view);
 
+/* A plan without a communicator, for looking at. */
+ra_status ra_plan_make(const ra_attention_desc *desc, int rank, int ranks, ra_plan **plan);
+void ra_plan_free(ra_plan *plan);
 void ra_plan_cache_clear(ra_comm *comm);
 
 #endif

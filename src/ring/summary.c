@@ -1,4 +1,6 @@
 /* What a rank does and needs, in numbers, without doing it. */
+#include <string.h>
+
 #include "core/dtype.h"
 #include "core/status.h"
 #include "geometry/count.h"
@@ -154,4 +156,55 @@ void ra_summarise(const ra_route *route, const ra_view *view, const ra_kernel *k
         .workspace_bytes = ra_workspace_of(c, view, kernel, threads, false).total,
         .workspace_bytes_backward = ra_workspace_of(c, view, kernel, threads, true).total,
     };
+}
+
+static ra_status check_group(int rank, int ranks) {
+    if (ranks < 1 || ranks > RA_MAX_RANKS) return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
+    if (rank < 0 || rank >= ranks) return ra_fail(RA_INVALID, "rank is %d, which is not in 0..%d", rank, ranks - 1);
+    return RA_OK;
+}
+
+static ra_status check_summary(const ra_rank_summary *summary) {
+    if (!summary) return ra_fail(RA_INVALID, "summary is NULL");
+    if (summary->struct_size < sizeof *summary) /* a later header's is larger, and its known part is filled */
+        return ra_fail(RA_INVALID, "summary has struct_size %u, this library knows %zu", summary->struct_size, sizeof *summary);
+    return RA_OK;
+}
+
+/* The plan's own rank is view.rank, but every rank has the same route. */
+static void summarise(const ra_plan *plan, const ra_view *view, ra_rank_summary *summary) {
+    ra_summarise(&plan->route, view, plan->kernel, plan->threads, summary);
+    summary->schedule = plan->schedule;
+    summary->bucket = plan->route.bucket;
+    memcpy(summary->reason, plan->reason, sizeof summary->reason);
+}
+
+ra_status ra_plan_summary(const ra_attention_desc *desc, int rank, int ranks, ra_rank_summary *summary) {
+    RA_TRY(check_summary(summary));
+    RA_TRY(check_group(rank, ranks));
+    ra_plan *plan;
+    RA_TRY(ra_plan_make(desc, rank, ranks, &plan));
+    summarise(plan, &plan->view, summary);
+    ra_plan_free(plan);
+    return RA_OK;
+}
+
+ra_status ra_plan_summaries(const ra_attention_desc *desc, int ranks, ra_rank_summary *summaries) {
+    RA_TRY(check_summary(summaries));
+    RA_TRY(check_group(0, ranks));
+    ra_plan *plan;
+    RA_TRY(ra_plan_make(desc, 0, ranks, &plan));
+    ra_status status = RA_OK;
+    size_t stride = summaries[0].struct_size;
+    for (int rank = 0; rank < ranks && status == RA_OK; rank++) {
+        ra_rank_summary *summary = (ra_rank_summary *)(void *)((char *)summaries + (size_t)rank * stride);
+        ra_arena arena = {0};
+        ra_view view;
+        status = check_summary(summary);
+        if (status == RA_OK) status = ra_view_create(&arena, &plan->route, rank, &view);
+        if (status == RA_OK) summarise(plan, &view, summary);
+        ra_arena_free(&arena);
+    }
+    ra_plan_free(plan);
+    return status;
 }

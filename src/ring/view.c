@@ -48,7 +48,8 @@ ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_vi
     view->rows_q = ra_shard_of(c->layout, rank, route->ranks, c->seq_q).count;
     view->rows_k = ra_shard_of(c->layout, rank, route->ranks, c->seq_k).count;
     view->single = meets_once(route, rank);
-    view->bounds = ra_message_bound(route, view->own, view->own_count, rank);
+    if (!ra_message_bound(arena, route, view->own, view->own_count, rank, &view->bounds))
+        return ra_fail(RA_NOMEM, "no memory for the plan of rank %d", rank);
     return RA_OK;
 }
 
