@@ -189,6 +189,7 @@ static ra_status choose_layout(ra_attention_desc *desc, int ranks) {
         plan_totals totals;
         ra_attention_desc trial = *desc;
         trial.layout = candidates[i];
+        trial.memory_limit = 0; /* what counts against it depends on the layout */
         RA_TRY(plan_sum(&trial, ranks, false, &totals));
         if (totals.balance > best * 1.02) {
             best = totals.balance;

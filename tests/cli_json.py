@@ -1,0 +1,176 @@
+"""Every command prints one JSON object with the fields that programs rely on; plans are instant and memory falls as promised."""
+import json
+import os
+import sys
+import time
+import unittest
+
+import numpy as np
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli"))
+import kit
+import reference
+
+SMALL = ["--seq", 128, "--heads", 2, "--head-dim", 16]
+BILLION = ["plan", "--seq", 1000000000, "--ring-size", 64]
+
+
+class Fields(kit.Case):
+    def has(self, value, names, where):
+        for name in names.split():
+            self.assertIn(name, value, where)
+
+    def test_run_and_grad(self):
+        arrays = kit.random_arrays(np.random.default_rng(0), 1, 20, 20, 2, 2, 8)
+        for name, array in zip(("q", "k", "v", "dout"), arrays):
+            self.save(name + ".npy", array)
+        f = lambda n: self.path(n + ".npy")
+        run = self.json("run", "--q", f("q"), "--k", f("k"), "--v", f("v"), "--out", f("out"), "--ring-size", 2)
+        self.has(run, "files batch seq_q seq_k heads kv_heads head_dim dtype kernel threads ring_size layout schedule ms bytes_sent holes", "run")
+        self.assertEqual(run["files"], {"out": f("out")})
+        grad = self.json("grad", "--q", f("q"), "--k", f("k"), "--v", f("v"), "--dout", f("dout"), "--dq", f("dq"), "--dk", f("dk"), "--dv", f("dv"))
+        self.assertEqual(set(grad["files"]), {"dq", "dk", "dv"})
+
+    def test_verify(self):
+        value = self.json("verify", "--cases", 3)
+        self.assertEqual((value["cases"], value["failed"]), (3, 0))
+        self.assertEqual(set(value["worst"]), {"out", "lse", "dq", "dk", "dv"})
+        self.assertTrue(all(0 <= x < 1e-2 for x in value["worst"].values()))
+        value = self.json("verify", *SMALL, "--causal", "--ring-size", 3)
+        self.assertEqual((value["cases"], value["failed"]), (1, 0))
+
+    def test_bench(self):
+        value = self.json("bench", *SMALL, "--pass", "both", "--repeat", 2, "--ring-size", 2)
+        self.has(value, "fwd bwd kernel dtype threads ring_size layout schedule workspace_bytes peak_bytes planned_bytes holes", "bench")
+        for part in ("fwd", "bwd"):
+            self.has(value[part], "ms ms_min gflops bytes_sent bytes_sent_total wait_ms", part)
+            self.assertGreater(value[part]["gflops"], 0)
+            self.assertLessEqual(value[part]["ms_min"], value[part]["ms"])
+        self.assertEqual(value["peak_bytes"], value["planned_bytes"])
+        forward = self.json("bench", *SMALL, "--repeat", 1)
+        self.assertIn("fwd", forward)
+        self.assertNotIn("bwd", forward)
+        backward = self.json("bench", *SMALL, "--repeat", 1, "--pass", "bwd")
+        self.assertNotIn("fwd", backward)
+
+    def test_bench_counts_the_bytes_of_the_formula(self):
+        n, p, h, d = 256, 4, 2, 16
+        for dtype, e in (("f32", 4), ("bf16", 2)):
+            value = self.json("bench", "--seq", n, "--heads", h, "--head-dim", d, "--ring-size", p, "--pass", "both", "--repeat", 1, "--schedule",
+                              "ring", "--dtype", dtype)
+            self.assertEqual(value["fwd"]["bytes_sent"], 2 * (p - 1) * (n // p) * h * d * e)
+            self.assertEqual(value["bwd"]["bytes_sent"], 2 * (p - 1) * (n // p) * h * d * (e + 4))
+        inside = self.json("bench", "--seq", n, "--heads", h, "--head-dim", d, "--ring-size", p, "--repeat", 1, "--segment-lengths", n // p)
+        self.assertEqual(inside["fwd"]["bytes_sent_total"], 0)
+
+    def test_memory(self):
+        value = self.json("memory", "--seq", "256,512", "--heads", 2, "--head-dim", 16, "--ring-sizes", "1,2")
+        self.assertEqual([(r["seq"], r["ring_size"]) for r in value["rows"]], [(256, 1), (256, 2), (512, 1), (512, 2)])
+        for row in value["rows"]:
+            self.has(row, "seq ring_size peak_bytes planned_bytes bytes_per_token reduction", "memory")
+            self.assertEqual(row["peak_bytes"], row["planned_bytes"])
+            self.assertAlmostEqual(row["bytes_per_token"], row["peak_bytes"] / row["seq"])
+
+    def test_plan(self):
+        value = self.json(*BILLION, "--segment-lengths", "2048,4096,8192", "--dilation-rates", "1,2,4", "--heads", 12, "--head-dim", 64)
+        self.has(value, "ranks balance schedule layout bucket reason holes predicted_ms", "plan")
+        self.assertEqual(len(value["ranks"]), 64)
+        for rank in value["ranks"]:
+            self.has(rank, "rank rows pairs bytes_sent hops memory_bytes", "plan")
+        self.assertEqual(sum(r["rows"] for r in value["ranks"]), 1000000000)
+        self.assertAlmostEqual(value["holes"], 5 / 12, places=6)  # rates 1, 2, 4 of 4 heads each: 0, 1/2, 3/4
+        self.assertGreater(value["predicted_ms"], 0)
+        self.assertGreater(len(value["reason"]), 0)
+
+    def test_why_and_draw_agree_with_the_reference(self):
+        rng = np.random.default_rng(1)
+        for _ in range(12):
+            p = reference.Pattern([int(rng.integers(0, 20)), int(rng.integers(0, 20))], [int(rng.integers(1, 4)), int(rng.integers(1, 4))],
+                                  str(rng.choice(["heads", "mix"])), str(rng.choice(["branch", "head", "head-block", "residue"])),
+                                  bool(rng.integers(2)), bool(rng.integers(2)), (5, 7) if rng.integers(2) else None)
+            nq, nk, heads, head = 14, 17, 3, int(rng.integers(3))
+            shape = ["--seq", nk, "--seq-q", nq, "--heads", heads, "--head", head, *kit.arguments(p, ring=3, bucket=2)]
+            masks = [reference.mask(p, i, head, heads, nq, nk) for i in range(2)]
+            hops = np.array(self.json("draw", *shape)["pictures"][0]["hops"])
+            self.assertTrue(np.array_equal(hops >= 0, masks[0] | masks[1]), " ".join(map(str, shape)))
+            query, key = int(rng.integers(nq)), int(rng.integers(nk))
+            why = self.json("why", "--query", query, "--key", key, *shape)
+            self.assertEqual(why["attended"], bool(masks[0][query, key] | masks[1][query, key]))
+            self.assertEqual([b["attended"] for b in why["branches"]], [bool(m[query, key]) for m in masks])
+            self.assertEqual(why["times"], sum(int(m[query, key]) for m in masks))
+            if why["query_rank"] == why["key_rank"]:
+                self.assertTrue(all(b["hop"] == 0 for b in why["branches"] if b["attended"]))
+
+    def test_info_and_demo(self):
+        info = self.json("info")
+        self.has(info, "version cpu_features kernel kernels gpus transports recommended_dtype", "info")
+        self.assertTrue(any(k["name"] == "scalar" and k["available"] for k in info["kernels"]))
+        demo = self.json("demo")
+        self.assertEqual(demo["failed"], 0)
+        self.assertGreater(demo["checks"], 15)
+
+    def test_nothing_but_the_object_is_on_stdout(self):
+        for args in (["info"], ["plan", *SMALL], ["bench", *SMALL, "--repeat", 1], ["verify", "--cases", 1], ["memory", *SMALL, "--ring-sizes", 1]):
+            json.loads(self.ok(*args, "--json").stdout)
+
+
+class Promises(kit.Case):
+    def test_a_billion_tokens_plan_in_a_tenth_of_a_second(self):
+        for pattern in (["--segment-lengths", "2048,4096,8192", "--dilation-rates", "1,2,4", "--heads", 12, "--head-dim", 64],
+                        ["--segment-lengths", 0, "--causal", "--layout", "zigzag"], ["--segment-lengths", 2047, "--layout", "striped"]):
+            best = 1e9
+            for _ in range(5):  # the machine may be busy with something else
+                start = time.monotonic()
+                self.ok(*BILLION, *pattern, "--json")
+                best = min(best, time.monotonic() - start)
+            self.assertLess(best, 0.1, pattern)
+
+    def test_memory_of_a_rank_falls_with_the_ring(self):
+        for dtype, least in (("f32", [0, 0.40, 0.70, 0.85]), ("bf16", [0, 0.20, 0.55, 0.75])):
+            value = self.json("memory", "--seq", 4096, "--heads", 8, "--head-dim", 64, "--ring-sizes", "1,2,4,8", "--schedule", "ring", "--bucket", 64,
+                              "--dtype", dtype, timeout=600)
+            for row, reduction in zip(value["rows"], least):
+                self.assertEqual(row["peak_bytes"], row["planned_bytes"])
+                self.assertGreaterEqual(row["reduction"], reduction, f"{dtype}, ring of {row['ring_size']}")
+
+    def test_the_system_sees_no_more_memory_than_was_planned(self):
+        shape = ["--seq", 16384, "--heads", 4, "--head-dim", 64, "--segment-lengths", 1024, "--schedule", "ring", "--bucket", 64]
+        for ranks in (1, 4):
+            planned = max(r["memory_bytes"] for r in self.json("plan", *shape, "--ring-size", ranks)["ranks"])
+            # the high-water mark of the child, from the kernel
+            pid = os.posix_spawn(kit.RINGATTN, [kit.RINGATTN, "memory", *map(str, shape), "--ring-sizes", str(ranks)], os.environ,
+                                 file_actions=[(os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0)])
+            _, status, usage = os.wait4(pid, 0)
+            self.assertEqual(status, 0)
+            self.assertLessEqual(usage.ru_maxrss * 1024, ranks * planned + (32 << 20))
+
+    def test_the_longest_sequence_that_fits_is_long(self):
+        for ranks, least in ((1, 500000), (8, 4000000), (64, 32000000)):
+            value = self.json("plan", "--fit", "--memory-limit", "80G", "--ring-size", ranks, "--heads", 8, "--head-dim", 64, "--dtype", "bf16")
+            self.assertGreaterEqual(value["fit"]["seq"], least)
+            self.assertLessEqual(max(r["memory_bytes"] for r in value["ranks"]), 80 << 30)
+            self.assertIn(str(value["fit"]["seq"]), value["fit"]["cli"])
+
+    def test_machines_predict_and_scale(self):
+        for machine in ("laptop", "h200x8", "h200x64"):
+            value = self.json("plan", "--seq", 1000000, "--ring-size", 8, "--machine", machine)
+            self.assertEqual([r["ring_size"] for r in value["strong_scaling"]], [2**i for i in range(11)])
+            times = [r["predicted_ms"] for r in value["strong_scaling"]]
+            self.assertGreater(times[0], times[3])
+            self.assertTrue(all(0 < r["efficiency"] <= 1.001 for r in value["weak_scaling"]))
+        with open(self.path("mine.json"), "w") as f:
+            json.dump({"name": "mine", "flops": {"f32": 1e12, "bf16": 4e12, "f16": 4e12, "f64": 1e11}, "backward_share": 0.8, "ranks_per_node": 4,
+                       "inside": {"seconds": 1e-6, "bytes_per_second": 1e10}, "between": {"seconds": 1e-5, "bytes_per_second": 1e9}}, f)
+        value = self.json("plan", *SMALL, "--machine", self.path("mine.json"))
+        self.assertEqual(value["machine"], "mine")
+        pairs = 128 * 128 * 2
+        self.assertAlmostEqual(value["predicted_ms"], pairs * 4 * 16 / 1e12 * 1e3, places=9)
+        with open(self.path("bad.json"), "w") as f:
+            f.write('{"flops": {"f32": -1}}')
+        self.refused(3, "plan", "--machine", self.path("bad.json"), says="flops.f32")
+        self.refused(2, "plan", "--machine", "cray", says="--machine cray")
+        self.refused(3, "plan", "--machine", self.path("none.json"), says="none.json")
+
+
+if __name__ == "__main__":
+    kit.main()
