@@ -36,15 +36,24 @@ static int64_t backward_space(const ra_problem *problem) {
     return ra_round_up(problem->dtype == RA_F64 ? (int64_t)sizeof(f64_backward_space) : (int64_t)sizeof(f32_backward_space), 64);
 }
 
+void ra_scalar_forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
+    ra_forward_tile *tile = step->problem->dtype == RA_F64 ? f64_forward_tile : f32_forward_tile;
+    for (; begin < end; begin += ROWS) tile(step, place, begin, ra_min(begin + ROWS, end), scratch);
+}
+
+void ra_scalar_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first, int64_t last,
+                             void *scratch) {
+    ra_backward_tile *tile = step->problem->dtype == RA_F64 ? f64_backward_tile : f32_backward_tile;
+    for (; first < last; first += KEYS) tile(step, place, begin, end, first, ra_min(first + KEYS, last), scratch);
+}
+
 int64_t ra_scalar_forward_scratch(const ra_problem *problem, int workers) { return workers * forward_space(problem); }
 int64_t ra_scalar_backward_scratch(const ra_problem *problem, int workers) { return workers * backward_space(problem); }
 
 ra_status ra_scalar_forward(const ra_forward_step *step) {
-    return ra_cpu_forward(step, step->problem->dtype == RA_F64 ? f64_forward_tile : f32_forward_tile, ROWS,
-                          forward_space(step->problem));
+    return ra_cpu_forward(step, ra_scalar_forward_tile, ROWS, forward_space(step->problem));
 }
 
 ra_status ra_scalar_backward(const ra_backward_step *step) {
-    return ra_cpu_backward(step, step->problem->dtype == RA_F64 ? f64_backward_tile : f32_backward_tile, BACKWARD_ROWS, KEYS,
-                           backward_space(step->problem));
+    return ra_cpu_backward(step, ra_scalar_backward_tile, BACKWARD_ROWS, KEYS, backward_space(step->problem));
 }
