@@ -1,5 +1,6 @@
 /* Every allocation fails once, and once for good: through communicator, plan, forward and backward, alone and in a ring. The answer is
- * RA_NOMEM on the rank that ran out, an error on all others without waiting for a timeout, and not a byte left behind. */
+ * RA_NOMEM on the rank that ran out, an error on all others without waiting for a timeout, and not a byte left behind. (A rank that
+ * cannot even say so is missed after half a second: with RINGATTN_LONG=1 every variant takes that time.) */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -181,12 +182,16 @@ static void a_rank_alone_survives_every_failing_allocation(void **state) {
 
 static void a_ring_of_two_survives_every_failing_allocation(void **state) {
     (void)state;
-    for (int variant = 0; variant < 3; variant++) inject_everywhere(2, TEST_THREADS, variant);
+    for (int variant = 0; variant < 3; variant++) {
+        if (test_long() || variant == 2) inject_everywhere(2, TEST_THREADS, variant);
+    }
 }
 
 static void a_ring_of_three_survives_every_failing_allocation(void **state) {
     (void)state;
-    for (int variant = 0; variant < 3; variant++) inject_everywhere(3, TEST_THREADS, variant);
+    for (int variant = 0; variant < 3; variant++) {
+        if (test_long() || variant == 1) inject_everywhere(3, TEST_THREADS, variant);
+    }
 }
 
 static void at_least_300_allocations_failed(void **state) {

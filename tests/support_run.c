@@ -1,9 +1,11 @@
 /* p ranks as threads: shards out, plan, forward, backward, shards in. */
 #include <math.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "support.h"
 
@@ -259,6 +261,25 @@ static void collect(run_job *run, int rank, local_tensor *t, double *global, boo
     free(before);
 }
 
+/* Ranks that wait for each other for ever all look alive, so nothing but a clock can tell. */
+#define WATCHDOG_SECONDS 120
+static char watched[2048];
+
+static void give_up(int signal_number) {
+    (void)signal_number;
+    static const char text[] = "the ring does not end; case: ";
+    if (write(STDERR_FILENO, text, sizeof text - 1) > 0 && write(STDERR_FILENO, watched, strlen(watched)) > 0)
+        (void)!write(STDERR_FILENO, "\n", 1);
+    _exit(1);
+}
+
+static void watch(const test_case *c) {
+    test_case_text(c, watched, sizeof watched);
+    signal(SIGALRM, give_up);
+    const char *limit = getenv("RINGATTN_WATCHDOG");
+    alarm(limit ? (unsigned)atoi(limit) : WATCHDOG_SECONDS);
+}
+
 test_result test_run_on(const test_ring *ring, const test_case *c, const test_data *data) {
     const ra_attention_desc *desc = &c->desc;
     assert_int_equal(ring->ranks, c->ranks);
@@ -272,7 +293,9 @@ test_result test_run_on(const test_ring *ring, const test_case *c, const test_da
     run_job run = {ring, c, data, &result, calloc((size_t)c->ranks, sizeof(rank_job))};
     assert_non_null(run.ranks);
     for (int rank = 0; rank < c->ranks; rank++) rank_create(&run.ranks[rank], c, data, rank);
+    watch(c);
     test_ring_each(ring, run_work, &run);
+    alarm(0);
     for (int rank = c->ranks - 1; rank >= 0; rank--) {
         if (run.ranks[rank].status == RA_OK) continue;
         result.status = run.ranks[rank].status;
