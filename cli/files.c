@@ -167,7 +167,7 @@ static ra_status create_one(file_set *files, tensor_id first) {
     char path[8192], other[8192];
     file_tensor *f = &files->tensors[first];
     canonical(f->file.path, path, sizeof path);
-    for (int id = first; id < TENSOR_COUNT; id++) {
+    for (int id = (int)first; id < TENSOR_COUNT; id++) {
         file_tensor *m = &files->tensors[id];
         if (!m->used || !m->output || m->data) continue;
         canonical(m->file.path, other, sizeof other);

@@ -45,9 +45,11 @@ need_for_test() {
         need mpich have mpirun.mpich
     fi
 }
+have_fuzzer() { ls "$(clang -print-resource-dir)"/lib/linux/libclang_rt.fuzzer-*.a; }
 need_for_fuzz() {
     need_for_build
     need clang have clang
+    need libclang-rt-14-dev have_fuzzer
 }
 need_for_ci() {
     need_for_test
