@@ -54,7 +54,7 @@ need_for_fuzz() {
 need_for_ci() {
     need_for_test
     need python3-venv python3 -c 'import ensurepip, venv'
-    need clang have clang
+    need_for_fuzz
     case $(uname -m) in
     x86_64) ;;
     *)
