@@ -140,31 +140,39 @@ static EncodeTiled find_encoder() {
     return encoder;
 }
 
-static MapRows query_rows(const ra_forward_step *step, const JobItem &i) {
+/* Where the rows of q, and of k or v, lie for the batch entries from `batch` on. */
+static MapRows query_rows(const ra_forward_step *step, const JobItem &i, int64_t batch) {
     const ra_tensor &q = step->q;
     const int64_t group = i.extent[INDEX_GROUP];
-    char *data = static_cast<char *>(q.data) + 2 * (i.q.row * q.row + i.head_start * group * q.head);
+    char *data = static_cast<char *>(q.data) + 2 * (batch * q.batch + i.q.row * q.row + i.head_start * group * q.head);
     return {data, i.q.count, i.q.row_step * q.row,
             {q.head, i.head_step * group * q.head, i.q.row_loop[1] * q.row, i.q.row_loop[0] * q.row, q.batch}};
 }
 
-static MapRows key_rows(const ra_tensor &t, const JobItem &i) {
-    char *data = static_cast<char *>(t.data) + 2 * (i.k.row * t.row);
+static MapRows key_rows(const ra_tensor &t, const JobItem &i, int64_t batch) {
+    char *data = static_cast<char *>(t.data) + 2 * (batch * t.batch + i.k.row * t.row);
     return {data, i.k.count, i.k.row_step * t.row, {0, t.head, i.k.row_loop[1] * t.row, i.k.row_loop[0] * t.row, t.batch}};
 }
 
 /* The three maps of an item; false: TMA cannot walk its rows. */
-static bool map_item(const ra_forward_step *step, const Variant *variant, const JobItem &item, TmaJob *tma, int slot) {
-    const MapRows rows[3] = {query_rows(step, item), key_rows(item.k_view, item), key_rows(item.v_view, item)};
-    uint32_t extent[INDEXES];
-    memcpy(extent, item.extent, sizeof extent);
-    extent[INDEX_BATCH] = (uint32_t)step->problem->batch;
+static bool map_item(const ra_forward_step *step, const Variant *variant, const JobItem &item, int64_t batch, TmaJob *tma, int slot) {
+    const MapRows rows[3] = {query_rows(step, item, batch), key_rows(item.k_view, item, batch), key_rows(item.v_view, item, batch)};
     for (int t = 0; t < 3; t++) {
         int64_t dims[3], strides[3];
-        if (!map_places(rows[t], extent, &tma->places[slot][t], dims, strides)) return false;
+        if (!map_places(rows[t], item.extent, &tma->places[slot][t], dims, strides)) return false;
         if (encode_map(find_encoder(), &tma->maps[slot][t], step->problem->dtype, (int)step->problem->head_dim, rows[t], dims, strides,
                        t == 0 ? 64 : variant->keys) != CUDA_SUCCESS)
             return false;
+    }
+    return true;
+}
+
+/* Can TMA walk the rows of all items, `batch` entries at a time? */
+static bool mappable(const ra_forward_step *step, const Variant *variant, int64_t batch, TmaJob *tma) {
+    for (int64_t i = 0; i < step->item_count; i++) {
+        const ra_item *item = &step->items[i];
+        if (item->q.count == 0 || item->k.count == 0) continue;
+        if (!map_item(step, variant, job_item(step->problem, item, batch, variant->rows), 0, tma, 0)) return false;
     }
     return true;
 }
@@ -250,28 +258,27 @@ static int64_t rows_met(const ra_forward_step *step, bool *describable) {
     return met;
 }
 
-static const Variant *sm90_variant(int head_dim, bool limited) {
+static const Variant *sm90_variant(int head_dim) {
 #ifdef RA_TUNE
     if (const char *name = getenv("RA_TUNE_VARIANT")) return tuned_variant(atoi(name));
 #endif
     if (head_dim <= 64) return &sm90_d64;
     if (head_dim <= 96) return &sm90_d96;
-    if (head_dim <= 128) return limited ? &sm90_d128_limited : &sm90_d128;
+    if (head_dim <= 128) return &sm90_d128;
     return head_dim <= 192 ? &sm90_d192 : &sm90_d256;
 }
 
 static ra_status run_sm90(const ra_forward_step *step, const Device &device, bool *ran, ra_cuda_error *error) {
     const ra_problem *p = step->problem;
-    const Variant *variant = sm90_variant((int)p->head_dim, p->left != RA_NO_LIMIT || p->right != RA_NO_LIMIT);
+    const Variant *variant = sm90_variant((int)p->head_dim);
     static thread_local TmaJob tma;
     bool describable = true;
     const bool holes = step->single && rows_met(step, &describable) != p->rows_q * p->kv_heads;
-    const int64_t chunk = p->key_begin || p->key_end ? (int64_t)JOB_BATCH : p->batch;
+    int64_t chunk = p->key_begin || p->key_end ? ra_min(JOB_BATCH, p->batch) : p->batch;
     *ran = false;
-    for (int64_t i = 0; i < step->item_count; i++) { /* all items or none */
-        const ra_item *item = &step->items[i];
-        if (item->q.count == 0 || item->k.count == 0) continue;
-        if (!map_item(step, variant, job_item(p, item, 1, variant->rows), &tma, 0)) return RA_OK;
+    if (!mappable(step, variant, chunk, &tma)) {
+        chunk = 1;
+        if (!mappable(step, variant, chunk, &tma)) return RA_OK;
     }
     *ran = true;
     if (holes && !describable) {
@@ -294,7 +301,7 @@ static ra_status run_sm90(const ra_forward_step *step, const Device &device, boo
                 job->tiles = 0;
                 append_item(job, next);
             }
-            map_item(step, variant, next, &tma, job->item_count - 1);
+            map_item(step, variant, next, b, &tma, job->item_count - 1);
         }
         job->fill_holes = holes && describable;
         if (job->fill_holes && job->tiles == 0) return launch_fill(step, error);

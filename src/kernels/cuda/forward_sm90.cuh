@@ -8,10 +8,9 @@
  *     O += P(j-1) v(j-1)   wgmma with P in registers, issued behind it
  *     softmax of S(j)      while the second product, and the other warpgroups' products, run
  *
- * A token goes round the consumers by named barriers: a warpgroup issues its two products only when it holds the token, so that
- * one warpgroup's softmax meets the others' products. Key tiles run from last to first, so the masked ones of a causal block
- * come first. Weights are exp2(s*scale*log2 e - m): one fused multiply-add before the exponential. The running maximum m moves only
- * when a score exceeds it by 2^8; the sums are rescaled then and not at every tile.
+ * Key tiles run from last to first, so the masked ones of a causal block come first. Weights are exp2(s*scale*log2 e - base): one
+ * fused multiply-add before the exponential. Finding the largest score of each row would cost as much as the exponentials, and is
+ * hardly ever needed: see Softmax.
  *
  *     shared memory: | q: WGS x panels x 64 rows | k: STAGES x panels x N rows | v: the same | barriers, two works |
  *     (a panel is 64 columns: rows of 128 bytes)
@@ -35,10 +34,8 @@ struct TmaJob {
     Job job;
 };
 
-/* PIN: see consume. */
-template <int D_, int N_, int WGS_, int STAGES_, bool PIN_ = true> struct Shape {
+template <int D_, int N_, int WGS_, int STAGES_> struct Shape {
     static constexpr int D = D_, N = N_, WGS = WGS_, STAGES = STAGES_;
-    static constexpr bool PIN = PIN_;
     static constexpr int ROWS = 64 * WGS, PANELS = (D + 63) / 64, THREADS = 128 * (WGS + 1);
     static constexpr int Q_BYTES = PANELS * 64 * 128, KV_BYTES = PANELS * N * 128;
     static constexpr int SHARED = WGS * Q_BYTES + 2 * STAGES * KV_BYTES;
@@ -54,7 +51,10 @@ template <int WGS, int STAGES> struct Barriers {
     int2 range[WGS * 64]; /* the consumers' keys [x, y) of each row */
 };
 
-template <class S> constexpr int shared_bytes() { return S::SHARED + (int)sizeof(Barriers<S::WGS, S::STAGES>) + 1024; }
+template <class S> constexpr int shared_bytes() { return S::SHARED + (int)sizeof(Barriers<S::WGS, S::STAGES>); }
+
+/* Tells the compiler that a value is the same in all lanes. */
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
 /* Turn t of a ring of barriers (a power of two of them): the slot, and the parity of its completion. */
 template <int SLOTS> __device__ __forceinline__ int slot_of(uint32_t t) { return (int)(t % SLOTS); }
@@ -121,44 +121,84 @@ __device__ __forceinline__ void produce(const TmaJob &tma, unsigned char *q, uns
     }
 }
 
-/* What a consumer thread holds of its two rows (r and r + 8 of its warp's 16). */
+/* What a consumer thread holds of its two rows (r and r + 8 of its warp's 16).
+ *
+ * Weights are taken relative to `base`, which must be near the largest score but need not be it. So the largest score is looked for
+ * only until every row of the warp has met a key; from then on the sums of a tile tell whether a row has outgrown its base, and
+ * only then is the tile scored again and base raised. */
 template <int N> struct Softmax {
-    float m[2] = {-INFINITY, -INFINITY}, l[2] = {0.f, 0.f};
+    static constexpr float LIMIT = 16384.f; /* of a thread's weights in a tile: below what f16 holds */
+    float base[2] = {-INFINITY, -INFINITY}, l[2] = {0.f, 0.f}; /* base: units of log2 */
+    bool settled = false;
 
-    /* S becomes weights; returns whether sums so far must be multiplied by shrink. */
-    __device__ __forceinline__ bool step(float (&s)[N / 2], float scale_log2, float (&shrink)[2]) {
-        float top[2] = {s[0], s[2]};
-#pragma unroll
-        for (int i = 0; i < N / 2; i += 4) {
-            top[0] = fmaxf(top[0], fmaxf(s[i], s[i + 1]));
-            top[1] = fmaxf(top[1], fmaxf(s[i + 2], s[i + 3]));
-        }
+    /* Raises base to the largest score where that has grown by more than 2^8. Returns whether any did: sums so far shrink. */
+    __device__ __forceinline__ bool raise(const float (&s)[N / 2], float scale_log2, float (&shrink)[2]) {
         bool moved = false;
-        float base[2];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1));
-            top[r] = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 2));
+            float top = s[2 * r];
+#pragma unroll
+            for (int i = 0; i < N / 2; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+            top = fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * scale_log2;
             shrink[r] = 1.f;
-            if ((top[r] - m[r]) * scale_log2 > 8.f) {
-                shrink[r] = exp2_fast((m[r] - top[r]) * scale_log2);
-                m[r] = top[r];
+            if (top - base[r] > 8.f) {
+                shrink[r] = exp2_fast(base[r] - top);
+                base[r] = top;
+                l[r] *= shrink[r];
                 moved = true;
             }
-            base[r] = m[r] == -INFINITY ? 0.f : m[r] * scale_log2;
-            l[r] *= shrink[r];
         }
-#pragma unroll
-        for (int i = 0; i < N / 2; i += 4) {
-#pragma unroll
-            for (int e = 0; e < 4; e++) {
-                s[i + e] = exp2_fast(fmaf(s[i + e], scale_log2, -base[e / 2]));
-                l[e / 2] += s[i + e];
-            }
-        }
+        settled = __all_sync(~0u, base[0] != -INFINITY && base[1] != -INFINITY);
         return __any_sync(~0u, moved);
     }
+
+    /* Scores become weights; false: a row has outgrown its base, and s and l are not to be used. */
+    __device__ __forceinline__ bool weigh(float (&s)[N / 2], float scale_log2) {
+        const float bias[2] = {base[0] == -INFINITY ? 0.f : -base[0], base[1] == -INFINITY ? 0.f : -base[1]};
+        float sum[4] = {0.f, 0.f, 0.f, 0.f};
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            s[i] = exp2_fast(fmaf(s[i], scale_log2, bias[i / 2 & 1]));
+            sum[i & 3] += s[i];
+        }
+        sum[0] += sum[1];
+        sum[2] += sum[3];
+        if (__any_sync(~0u, !(sum[0] <= LIMIT) || !(sum[2] <= LIMIT))) return false;
+        l[0] += sum[0];
+        l[1] += sum[2];
+        return true;
+    }
+
+    __device__ __forceinline__ void weigh_anyway(float (&s)[N / 2], float scale_log2) {
+        const float bias[2] = {base[0] == -INFINITY ? 0.f : -base[0], base[1] == -INFINITY ? 0.f : -base[1]};
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
+            s[i] = exp2_fast(fmaf(s[i], scale_log2, bias[i / 2 & 1]));
+            l[i / 2 & 1] += s[i];
+        }
+    }
 };
+
+/* The scores of a warp's 16 rows once more, by the warp alone, as wgmma would leave them. q and k as TMA wrote them. A function of
+ * its own, so that it takes no registers from the loop that hardly ever calls it. */
+template <typename T, int D, int N> __device__ __noinline__ void rescore(float *to, const unsigned char *q, const unsigned char *k) {
+    const int lane = threadIdx.x & 31, row = (int)(threadIdx.x / 32 & 3) * 16 + (lane & 15), key = (lane & 7) + (lane / 16) * 8;
+#pragma unroll 1
+    for (int j = 0; j < N / 16; j++) {
+        float s[8] = {};
+#pragma unroll
+        for (int i = 0; i < D / 16; i++) {
+            uint32_t a[4], b[4];
+            ldmatrix_4(a, q + i / 4 * (64 * 128) + row * 128 + (((i % 4 * 2 + lane / 16) ^ (row & 7)) << 4));
+            ldmatrix_4(b, k + i / 4 * (N * 128) + (j * 16 + key) * 128 + (((i % 4 * 2 + (lane / 8 & 1)) ^ (key & 7)) << 4));
+            mma_16816<T>(&s[0], a, b[0], b[1]);
+            mma_16816<T>(&s[4], a, b[2], b[3]);
+        }
+#pragma unroll
+        for (int i = 0; i < 8; i++) to[j * 8 + i] = s[i];
+    }
+}
 
 /* Keys outside [lo, hi) get weight zero. lo and hi count from this thread's first column of the tile. */
 template <int N> __device__ __forceinline__ void mask_tile(float (&s)[N / 2], const int (&lo)[2], const int (&hi)[2]) {
@@ -185,7 +225,7 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&v)[4], int lane) {
 }
 
 template <typename T, int D>
-__device__ __forceinline__ void write_rows(const Job &job, const Work &work, float (&o)[D / 2], const float (&m)[2],
+__device__ __forceinline__ void write_rows(const Job &job, const Work &work, float (&o)[D / 2], const float (&base)[2],
                                            const float (&l)[2], int a0) {
     const JobItem &item = job.items[work.item];
     const int lane = threadIdx.x & 31, quad = lane & 3;
@@ -194,7 +234,7 @@ __device__ __forceinline__ void write_rows(const Job &job, const Work &work, flo
         const int a = a0 + 8 * r;
         const bool valid = a < item.q.count;
         const int64_t row = work.q_row + (valid ? a : 0) * item.q.row_step;
-        float top = m[r] * job.scale, sum = l[r];
+        float top = base[r] * 0.69314718056f, sum = l[r];
         if (job.single) {
             float inverse = sum == 0.f ? 0.f : 1.f / sum;
             T *out = row_pointer<T>(job.out, work.batch, row, work.head);
@@ -237,42 +277,39 @@ __device__ __forceinline__ void write_rows(const Job &job, const Work &work, flo
 template <typename T, class S>
 __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsigned char *k, unsigned char *v,
                                         Barriers<S::WGS, S::STAGES> &bars) {
-    constexpr int D = S::D, N = S::N, WGS = S::WGS, STAGES = S::STAGES;
-    const int wg = (int)threadIdx.x / 128 - 1, lane = threadIdx.x & 31;
-    const int own = 1 + wg, next = 1 + (wg + 1) % WGS; /* named barriers of the token */
+    constexpr int D = S::D, N = S::N, STAGES = S::STAGES;
+    const int wg = uniform((int)threadIdx.x / 128) - 1, lane = threadIdx.x & 31;
     const int thread_row = wg * 64 + (int)(threadIdx.x / 32 & 3) * 16 + lane / 4;
-    const uint64_t q_desc = wgmma_descriptor(q + wg * S::Q_BYTES, 0);
-    const uint64_t k_desc = wgmma_descriptor(k, 0), v_desc = wgmma_descriptor(v, N * 128);
+    const uint32_t q_desc = wgmma_descriptor(q + wg * S::Q_BYTES, 0);
+    const uint32_t k_desc = wgmma_descriptor(k, 0), v_desc = wgmma_descriptor(v, N * 128);
     const float scale_log2 = job.scale_log2;
     uint32_t turn = 0, q_turn = 0;
-    if (wg == 0) bar_arrive(own, 256);
 
     for (uint32_t works = 0;; works++) {
         const int slot = slot_of<2>(works);
         mbarrier_wait(&bars.work_full[slot], parity_of<2>(works));
         const Work &work = bars.work[slot];
-        if (work.item < 0) return;
+        if (uniform(work.item) < 0) return;
         int2 *range = &bars.range[thread_row - lane / 4]; /* of this warp's 16 rows */
         if (lane < 16) {
             int a = min(work.row + thread_row - lane / 4 + lane, job.items[work.item].q.count - 1);
             row_interval(job, work, a, &range[lane].x, &range[lane].y);
         }
         __syncwarp();
-        const int full_lo = range[15].x, full_hi = range[0].y; /* all 16 attend to these */
+        const int full_lo = uniform(range[15].x), full_hi = uniform(range[0].y); /* all 16 attend to these */
 
         float o[D / 2];
         Softmax<N> softmax;
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] = 0.f;
-        bool masked = false;
-        int j = work.key_tiles - 1;
+        int j = uniform(work.key_tiles) - 1;
 
         if (j >= 0) {
             float s[N / 2];
             uint32_t p[N / 4];
-            int key = work.key_first + j * N;
+            int key = uniform(work.key_first) + j * N;
             auto scores = [&](uint32_t t) {
-                const uint64_t stage = k_desc + slot_of<STAGES>(t) * (S::KV_BYTES >> 4);
+                const uint32_t stage = k_desc + slot_of<STAGES>(t) * (S::KV_BYTES >> 4);
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < D / 16; i++)
@@ -281,7 +318,7 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
                 wgmma_commit();
             };
             auto weigh = [&](uint32_t t) {
-                const uint64_t stage = v_desc + slot_of<STAGES>(t) * (S::KV_BYTES >> 4);
+                const uint32_t stage = v_desc + slot_of<STAGES>(t) * (S::KV_BYTES >> 4);
                 wgmma_fence();
 #pragma unroll
                 for (int i = 0; i < N / 16; i++)
@@ -290,7 +327,6 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             };
             auto mask = [&] {
                 if (key < full_lo || key + N > full_hi) {
-                    masked = true;
                     const int2 upper = range[lane / 4], lower = range[lane / 4 + 8];
                     const int c = key + lane % 4 * 2, lo[2] = {upper.x - c, lower.x - c}, hi[2] = {upper.y - c, lower.y - c};
                     mask_tile<N>(s, lo, hi);
@@ -304,7 +340,14 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
                 if (lane == 0) mbarrier_arrive(bar);
             };
 
-            float shrink[2];
+            auto raise = [&] {
+                float shrink[2];
+                if (softmax.raise(s, scale_log2, shrink)) {
+#pragma unroll
+                    for (int i = 0; i < D / 2; i++) o[i] *= shrink[i / 2 & 1];
+                }
+            };
+
             mbarrier_wait(&bars.q_full[wg], parity_of<1>(q_turn++));
             mbarrier_wait(&bars.k_full[slot_of<STAGES>(turn)], parity_of<STAGES>(turn));
             scores(turn);
@@ -312,39 +355,42 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             wgmma_settle(s);
             release(&bars.k_empty[slot_of<STAGES>(turn)]);
             mask();
-            softmax.step(s, scale_log2, shrink);
+            raise();
+            softmax.weigh_anyway(s, scale_log2);
             convert();
 
-            if (j > 0) mbarrier_wait(&bars.k_full[slot_of<STAGES>(turn + 1)], parity_of<STAGES>(turn + 1));
 #pragma unroll 1
             for (; j > 0; j--) {
-                bar_sync(own, 256);
+                mbarrier_wait(&bars.k_full[slot_of<STAGES>(turn + 1)], parity_of<STAGES>(turn + 1));
                 scores(turn + 1);
                 mbarrier_wait(&bars.v_full[slot_of<STAGES>(turn)], parity_of<STAGES>(turn));
                 weigh(turn);
-                bar_arrive(next, 256);
                 key -= N;
                 wgmma_wait<1>();
                 wgmma_settle(s);
-                release(&bars.k_empty[slot_of<STAGES>(turn + 1)]);
                 mask();
-                bool moved = softmax.step(s, scale_log2, shrink);
-                if (j > 1) {
-                    uint32_t parity = parity_of<STAGES>(turn + 2);
-                    /* Never true, but it makes this wait need the softmax's result: else the assembler, which sees no reason not
-                     * to, moves the wait for the second product below to before the exponentials, and nothing overlaps. */
-                    if (S::PIN && softmax.l[0] + softmax.l[1] < 0.f) parity ^= 1;
-                    mbarrier_wait(&bars.k_full[slot_of<STAGES>(turn + 2)], parity);
+                if (!softmax.settled) {
+                    wgmma_wait<0>();
+                    wgmma_settle(o);
+                    raise();
                 }
+                if (!softmax.weigh(s, scale_log2)) {
+                    wgmma_wait<0>();
+                    wgmma_settle(o);
+                    float fresh[N / 2];
+                    rescore<T, D, N>(fresh, q + wg * S::Q_BYTES, k + slot_of<STAGES>(turn + 1) * S::KV_BYTES);
+#pragma unroll
+                    for (int i = 0; i < N / 2; i++) s[i] = fresh[i];
+                    mask();
+                    raise();
+                    softmax.weigh_anyway(s, scale_log2);
+                }
+                release(&bars.k_empty[slot_of<STAGES>(turn + 1)]);
                 wgmma_wait<0>();
                 wgmma_settle(o);
                 release(&bars.v_empty[slot_of<STAGES>(turn)]);
                 turn++;
                 convert();
-                if (moved) {
-#pragma unroll
-                    for (int i = 0; i < D / 2; i++) o[i] *= shrink[i / 2 & 1];
-                }
             }
             release(&bars.q_empty[wg]);
             mbarrier_wait(&bars.v_full[slot_of<STAGES>(turn)], parity_of<STAGES>(turn));
@@ -364,11 +410,12 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             }
 #pragma unroll
             for (int i = 0; i < D / 2; i++) doubt = fmaf(o[i], 0.f, doubt);
+            const bool masked = work.key_first < full_lo || work.key_first + work.key_tiles * N > full_hi;
             if (masked && __any_sync(~0u, doubt != 0.f)) {
                 const int first = work.row + thread_row - lane / 4, end = min(first + 16, job.items[work.item].q.count);
                 for (int a = first; a < end; a++) recompute_row<T>(job, work, a);
             } else {
-                write_rows<T, D>(job, work, o, softmax.m, softmax.l, work.row + thread_row);
+                write_rows<T, D>(job, work, o, softmax.base, softmax.l, work.row + thread_row);
             }
         }
         __syncwarp();
@@ -378,12 +425,12 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
 
 template <typename T, class S>
 __global__ void __launch_bounds__(S::THREADS, 1) forward_sm90(const __grid_constant__ TmaJob tma) {
-    extern __shared__ unsigned char raw[];
-    unsigned char *q = raw + (-shared_address(raw) & 1023);
+    extern __shared__ __align__(1024) unsigned char q[]; /* the swizzle counts in addresses: tiles start at multiples of 1024 */
     unsigned char *k = q + S::WGS * S::Q_BYTES, *v = k + S::STAGES * S::KV_BYTES;
     auto &bars = *reinterpret_cast<Barriers<S::WGS, S::STAGES> *>(v + S::STAGES * S::KV_BYTES);
 
     if (threadIdx.x == 0) {
+        if (shared_address(q) % 1024) __trap();
         for (int i = 0; i < S::WGS; i++) {
             mbarrier_init(&bars.q_full[i], 1);
             mbarrier_init(&bars.q_empty[i], 4);

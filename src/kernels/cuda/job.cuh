@@ -117,8 +117,7 @@ __device__ __forceinline__ void find_work(const Job &job, uint32_t tile, int blo
         work->at[i] = (int32_t)(instance - rest * item.extent[i]);
         instance = rest;
     }
-    work->at[INDEX_BATCH] += job.batch_first;
-    work->batch = work->at[INDEX_BATCH];
+    work->batch = job.batch_first + work->at[INDEX_BATCH];
     work->head = (item.head_start + work->at[INDEX_HEAD] * item.head_step) * (int32_t)item.extent[INDEX_GROUP] + work->at[INDEX_GROUP];
     const int i0 = work->at[INDEX_LOOP0], i1 = work->at[INDEX_LOOP1];
     work->q_row = item.q.row + i0 * item.q.row_loop[0] + i1 * item.q.row_loop[1];
@@ -130,7 +129,7 @@ __device__ __forceinline__ void find_work(const Job &job, uint32_t tile, int blo
         work->below = y - x + job.left;
         work->above = x - y + job.right;
         if (job.has_ranges) {
-            const int b = work->batch - job.batch_first;
+            const int b = work->at[INDEX_BATCH];
             begin = max(begin, clamp_row(-key_steps(item, y - job.key_begin[b])));
             end = min(end, clamp_row(-key_steps(item, y - job.key_end[b])));
         }

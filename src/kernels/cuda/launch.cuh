@@ -26,8 +26,8 @@ struct Variant {
     const void *kernel[2]; /* bf16, f16 */
 };
 
-/* The Hopper kernels; limited: for a window or causal. */
-extern const Variant sm90_d64, sm90_d96, sm90_d128, sm90_d128_limited, sm90_d192, sm90_d256;
+/* The Hopper kernels. */
+extern const Variant sm90_d64, sm90_d96, sm90_d128, sm90_d192, sm90_d256;
 
 } // namespace ra
 #endif

@@ -86,16 +86,6 @@ __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap *map) {
 
 __device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 
-/* --------------------------------------------------------------------------------------------------- named barriers */
-
-__device__ __forceinline__ void bar_sync(int id, int threads) {
-    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-__device__ __forceinline__ void bar_arrive(int id, int threads) {
-    asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 /* ---------------------------------------------------------------------------------------------------------- cp.async */
 
 /* 16 bytes from global to shared memory, or 16 zero bytes. */

@@ -15,9 +15,10 @@
 
 namespace ra {
 
-__device__ __forceinline__ uint64_t wgmma_descriptor(const void *shared, uint32_t panel_bytes) {
-    return (uint64_t)((shared_address(shared) & 0x3ffff) >> 4) | (uint64_t)(panel_bytes >> 4) << 16 | (uint64_t)(1024 >> 4) << 32 |
-           (uint64_t)1 << 62;
+/* The low half of a descriptor; the high half (stride 1024, 128-byte swizzle) is the same for all. Adding to it moves the start, in
+ * units of 16 bytes. */
+__device__ __forceinline__ uint32_t wgmma_descriptor(const void *shared, uint32_t panel_bytes) {
+    return (shared_address(shared) & 0x3ffff) >> 4 | (panel_bytes >> 4) << 16;
 }
 
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -83,20 +84,21 @@ template <typename T, int N> struct Wgmma;
 /* A .. E number the operands that follow the R accumulators. */
 #define RA_WGMMA_TYPE(N, R, TYPE, NAME, A, B, C, D, E)                                                                         \
     template <> struct Wgmma<TYPE, N> {                                                                                        \
-        static __device__ __forceinline__ void ss(float (&d)[N / 2], uint64_t a, uint64_t b, int keep) {                       \
-            asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %" #C ", 0;\n"                                                      \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" RA_S##R "}, %" #A ", %" #B       \
-                         ", p, 1, 1, 0, 0;\n}"                                                                                 \
+        static __device__ __forceinline__ void ss(float (&d)[N / 2], uint32_t a, uint32_t b, int keep) {                       \
+            asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\n.reg .b32 h;\nmov.b32 h, 0x40000040;\n"                           \
+                         "mov.b64 a, {%" #A ", h};\nmov.b64 b, {%" #B ", h};\nsetp.ne.b32 p, %" #C ", 0;\n"                    \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" RA_S##R "}, a, b, p, 1, 1, 0, 0;\n}"\
                          : RA_O##R(d)                                                                                          \
-                         : "l"(a), "l"(b), "r"(keep)                                                                           \
+                         : "r"(a), "r"(b), "r"(keep)                                                                           \
                          : "memory");                                                                                          \
         }                                                                                                                      \
         static __device__ __forceinline__ void rs(float (&d)[N / 2], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,       \
-                                                  uint64_t b) {                                                                \
-            asm volatile("wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" RA_S##R "}, {%" #A ", %" #B      \
-                         ", %" #C ", %" #D "}, %" #E ", 1, 1, 1, 1;"                                                           \
+                                                  uint32_t b) {                                                                \
+            asm volatile("{\n.reg .b64 b;\n.reg .b32 h;\nmov.b32 h, 0x40000040;\nmov.b64 b, {%" #E ", h};\n"                   \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" RA_S##R "}, {%" #A ", %" #B      \
+                         ", %" #C ", %" #D "}, b, 1, 1, 1, 1;\n}"                                                              \
                          : RA_O##R(d)                                                                                          \
-                         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "l"(b)                                                          \
+                         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b)                                                          \
                          : "memory");                                                                                          \
         }                                                                                                                      \
     };
