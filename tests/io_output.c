@@ -119,11 +119,10 @@ static void targets_that_cannot_be_written_are_named(void **state) {
     assert_int_equal(ra_output_create("/dev/null", "", 0, 1, &output), RA_IO);
     assert_int_equal(ra_output_create(in_directory("none/a"), "", 0, 1, &output), RA_IO);
     assert_non_null(strstr(ra_last_error(), "none/a cannot be written"));
-    char name[300], path[600];
-    memset(name, 'x', 299);
-    name[299] = '\0';
-    snprintf(path, sizeof path, "%s", in_directory(""));
-    strncat(path, name, 290);
+    char name[291], path[600];
+    memset(name, 'x', 290);
+    name[290] = '\0';
+    snprintf(path, sizeof path, "%s%s", in_directory(""), name);
     assert_int_equal(ra_output_create(path, "", 0, 1, &output), RA_IO);
     assert_int_equal(entries(), 0);
 }

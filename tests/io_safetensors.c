@@ -126,9 +126,7 @@ static void any_changed_byte_is_refused_or_stays_within_the_file(void **state) {
 
 static void what_is_written_reads_back(void **state) {
     (void)state;
-    const char *names[3] = {"out", "a \"quoted\" name\n",
-                            "gr\xc3\xb6\xc3\x9f"
-                            "e"};
+    const char *names[3] = {"out", "a \"quoted\" name\n", "gr\xc3\xb6\xc3\x9f\x65"};
     ra_array arrays[3] = {{.dtype = RA_F32, .ndim = 4, .dims = {1, 2, 3, 4}},
                           {.dtype = RA_F32, .ndim = 3, .dims = {1, 3, 0}},
                           {.dtype = RA_F64, .ndim = 1, .dims = {2}}};
