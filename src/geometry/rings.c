@@ -7,7 +7,7 @@
 typedef struct builder {
     ra_arena *arena;
     const ra_config *config;
-    int ranks;
+    int rank, ranks;
     ra_run *key_runs, *query_runs;
     int64_t key_run_count, query_run_count;
     int64_t *cuts; /* positions where a run of keys or queries begins or ends; ascending */
@@ -23,9 +23,9 @@ typedef struct builder {
 static ra_part part_of(const ra_run *run, ra_span lattice, int64_t shift) {
     ra_span span = ra_span_intersect(run->span, lattice);
     int64_t step = run->span.step;
-    ra_part part = {.rank = run->rank, .row_shift = shift / step};
-    part.rows = (ra_item_rows){.row = run->row + (span.start - run->span.start) / step,
-                               .row_step = span.step / step,
+    ra_part part = {.rank = run->rank, .row_shift = shift / step * run->row_step};
+    part.rows = (ra_item_rows){.row = run->row + (span.start - run->span.start) / step * run->row_step,
+                               .row_step = span.step / step * run->row_step,
                                .pos = span.start,
                                .pos_step = span.step,
                                .count = span.count};
@@ -171,6 +171,21 @@ static int compare_positions(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
+/* Replicated queries: of the keys only those of this rank, and all queries, as one run, or, beside striped keys, as one run for each
+ * stripe, so that queries and keys have the same step. */
+static void make_replicated(builder *b) {
+    const ra_config *c = b->config;
+    for (int64_t i = 0; i < b->key_run_count; i++)
+        if (b->key_runs[i].rank != b->rank) b->key_runs[i].span.count = 0;
+    b->query_run_count = c->layout == RA_LAYOUT_STRIPED ? b->ranks : 1;
+    ra_runs(RA_LAYOUT_STRIPED, (int)b->query_run_count, c->seq_q, ra_query_shift(c), b->query_runs);
+    for (int64_t i = 0; i < b->query_run_count; i++) {
+        b->query_runs[i].rank = b->rank;
+        b->query_runs[i].row = i;
+        b->query_runs[i].row_step = b->query_run_count;
+    }
+}
+
 static bool prepare(builder *b) {
     const ra_config *c = b->config;
     b->key_run_count = b->query_run_count = ra_run_count(c->layout, b->ranks);
@@ -183,6 +198,7 @@ static bool prepare(builder *b) {
     if (b->arena->failed) return false;
     ra_runs(c->layout, b->ranks, c->seq_k, 0, b->key_runs);
     ra_runs(c->layout, b->ranks, c->seq_q, ra_query_shift(c), b->query_runs);
+    if (c->placement == RA_REPLICATED) make_replicated(b);
     for (int64_t i = 0; i < b->key_run_count; i++) b->cuts[b->cut_count++] = b->key_runs[i].span.start;
     for (int64_t i = 0; i < b->query_run_count; i++) b->cuts[b->cut_count++] = b->query_runs[i].span.start;
     b->cuts[b->cut_count++] = c->seq_k;
@@ -193,9 +209,9 @@ static bool prepare(builder *b) {
     return true;
 }
 
-ra_status ra_rings_create(ra_arena *arena, const ra_config *config, int ranks, ra_rings *rings) {
+ra_status ra_rings_create(ra_arena *arena, const ra_config *config, int rank, int ranks, ra_rings *rings) {
     *rings = (ra_rings){0};
-    builder b = {.arena = arena, .config = config, .ranks = ranks, .out = rings};
+    builder b = {.arena = arena, .config = config, .rank = rank, .ranks = ranks, .out = rings};
     bool ok = prepare(&b);
     for (int64_t i = 0; ok && i < rings->class_count; i++) ok = add_class(&b, (int32_t)i);
     return ok ? RA_OK : ra_fail(RA_NOMEM, "no memory for the plan's rings");

@@ -56,7 +56,8 @@ typedef struct ra_rings {
     int64_t rounds; /* rings of one round are exchanged together, one round after the other */
 } ra_rings;
 
-/* All rings of the configuration over `ranks`. A ring without keys or without queries does not appear. */
-ra_status ra_rings_create(ra_arena *arena, const ra_config *config, int ranks, ra_rings *rings);
+/* All rings of the configuration over `ranks`. A ring without keys or without queries does not appear. With replicated queries the rings are those
+ * of `rank` alone: all queries against its own keys, and nothing to exchange. */
+ra_status ra_rings_create(ra_arena *arena, const ra_config *config, int rank, int ranks, ra_rings *rings);
 
 #endif

@@ -39,16 +39,23 @@ static bool count_slots(ra_arena *arena, const ra_route *route, int64_t *slots) 
 
 /* ----------------------------------------------------------------------------------------------------------- reach */
 
-/* The slices of a source that some query of a target needs: [*begin, *end). */
-static void needed_slices(const ra_config *c, const ra_ring *ring, const ra_part *source, const ra_part *target, int64_t *begin,
-                          int64_t *end) {
+/* The rows of a source that some query of a target may see: [*begin, *end). */
+static void needed_rows(const ra_config *c, const ra_part *source, const ra_part *target, int64_t *begin, int64_t *end) {
     const ra_item_rows *k = &source->rows, *q = &target->rows;
-    int64_t low = 0, high = k->count; /* key indices */
+    int64_t low = 0, high = k->count;
     if (c->left != RA_NO_LIMIT) low = ra_max(low, ra_ceil_div(q->pos - c->left - k->pos, k->pos_step));
     if (c->right != RA_NO_LIMIT)
         high = ra_min(high, ra_floor_div(q->pos + (q->count - 1) * q->pos_step + c->right - k->pos, k->pos_step) + 1);
-    *begin = low < high ? low / ring->cap : 0;
-    *end = low < high ? (high - 1) / ring->cap + 1 : 0;
+    *begin = low < high ? low : 0;
+    *end = low < high ? high : 0;
+}
+
+/* The slices that hold these rows. */
+static void needed_slices(const ra_config *c, const ra_ring *ring, const ra_part *source, const ra_part *target, int64_t *begin,
+                          int64_t *end) {
+    needed_rows(c, source, target, begin, end);
+    *begin /= ring->cap;
+    *end = ra_ceil_div(*end, ring->cap);
 }
 
 static int compare_slices(const void *a, const void *b) {
@@ -234,9 +241,9 @@ static bool build(ra_arena *arena, ra_route *route) {
     return true;
 }
 
-ra_status ra_route_create(ra_arena *arena, const ra_config *config, int ranks, int64_t bucket, ra_route *route) {
+ra_status ra_route_create(ra_arena *arena, const ra_config *config, int rank, int ranks, int64_t bucket, ra_route *route) {
     *route = (ra_route){.config = config, .ranks = ranks, .bucket = bucket};
-    RA_TRY(ra_rings_create(arena, config, ranks, &route->rings));
+    RA_TRY(ra_rings_create(arena, config, rank, ranks, &route->rings));
     return build(arena, route) ? RA_OK : ra_fail(RA_NOMEM, "no memory for the plan's routes");
 }
 
@@ -265,6 +272,32 @@ int64_t ra_pieces(const ra_route *route, const ra_channel *channel, int64_t memb
         int64_t place = count++; /* insertion keeps the order among equals */
         for (; place > 0 && pieces[place - 1].hops < piece.hops; place--) pieces[place] = pieces[place - 1];
         pieces[place] = piece;
+    }
+    return count;
+}
+
+int64_t ra_direct_pieces(const ra_route *route, const ra_channel *channel, int64_t from, int64_t to, ra_piece *pieces) {
+    int64_t count = 0;
+    for (int64_t i = channel->first_ref[from]; i < channel->first_ref[from + 1]; i++) {
+        ra_source_ref ref = channel->refs[i];
+        const ra_ring *ring = &route->rings.rings[ref.ring];
+        int64_t low = INT64_MAX, high = 0;
+        for (int64_t t = 0; t < ring->target_count; t++) {
+            if (ring->targets[t].member != to) continue;
+            int64_t begin, end;
+            needed_rows(route->config, &ring->sources[ref.source], &ring->targets[t], &begin, &end);
+            if (begin == end) continue;
+            low = ra_min(low, begin);
+            high = ra_max(high, end);
+        }
+        if (low < high)
+            pieces[count++] = (ra_piece){.ring = ref.ring,
+                                         .source = ref.source,
+                                         .repeats = ring->repeat,
+                                         .first_row = low,
+                                         .rows = high - low,
+                                         .hops = 1,
+                                         .first = 1};
     }
     return count;
 }

@@ -41,8 +41,9 @@ typedef struct ra_route {
     ra_round *rounds; /* [rings.rounds] */
 } ra_route;
 
-/* bucket >= 1: K/V rows that a rank sends at once (0: everything in one bucket). */
-ra_status ra_route_create(ra_arena *arena, const ra_config *config, int ranks, int64_t bucket, ra_route *route);
+/* bucket >= 1: K/V rows that a rank sends at once (0: everything in one bucket). The route is the same for every rank, but with replicated
+ * queries, where nothing is exchanged and `rank` sees its own keys only. */
+ra_status ra_route_create(ra_arena *arena, const ra_config *config, int rank, int ranks, int64_t bucket, ra_route *route);
 
 /* One source's share of a bucket. */
 typedef struct ra_piece {
@@ -56,6 +57,9 @@ typedef struct ra_piece {
  * on are always the front of a message. Returns their number, at most the member's number of sources. */
 int64_t ra_pieces(const ra_route *route, const ra_channel *channel, int64_t member, bool down, int64_t bucket, int32_t min_hops,
                   ra_piece *pieces);
+/* What member `to` needs of the sources of member `from`, all at once: rows that no query of it may see are left out. For routes of one
+ * bucket. Returns the number of pieces. */
+int64_t ra_direct_pieces(const ra_route *route, const ra_channel *channel, int64_t from, int64_t to, ra_piece *pieces);
 /* Elements of K (and as many of V) in a piece. */
 int64_t ra_piece_elements(const ra_route *route, const ra_piece *piece);
 /* Reach of one slice of a source. */

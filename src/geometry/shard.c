@@ -22,6 +22,7 @@ void ra_runs(ra_layout layout, int ranks, int64_t rows, int64_t shift, ra_run *r
         run->rank = (int32_t)(late ? count - 1 - i : i);
         run->span = layout == RA_LAYOUT_STRIPED ? stripe(rows, ranks, i) : piece(rows, count, i);
         run->row = late ? runs[run->rank].span.count : 0;
+        run->row_step = 1;
         run->span.start += shift;
     }
 }

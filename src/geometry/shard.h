@@ -1,4 +1,4 @@
-/* Shards: which rows a rank holds. A run is a progression of rows that lie in a row in one rank's tensor. */
+/* Shards: which rows a rank holds. A run is a progression of rows that lie evenly in one rank's tensor. */
 #ifndef RA_GEOMETRY_SHARD_H
 #define RA_GEOMETRY_SHARD_H
 
@@ -7,8 +7,8 @@
 
 typedef struct ra_run {
     int32_t rank;
-    int64_t row;  /* local row of the first */
-    ra_span span; /* global positions */
+    int64_t row, row_step; /* local row of the first, and from one to the next */
+    ra_span span;          /* global positions */
 } ra_run;
 
 /* How many runs a layout has over `ranks`, empty ones included. */

@@ -3,32 +3,51 @@
 #include <inttypes.h>
 #include <stdio.h>
 
-#include "core/dtype.h"
-#include "core/status.h"
 #include "ring/plan.h"
 
 /* A bucket of n rows rereads and rewrites the running state of every query once: 8*D bytes against 4*D*n flops. That costs under 5 % from
  * n = 40 * flops per byte on, which is about 400 for f32 on a CPU core, four times as much for 16-bit types on matrix units, and about
  * 5000 on a GPU. */
-static int64_t usual_bucket(const ra_config *c) {
+int64_t ra_usual_bucket(const ra_config *c) {
     if (c->device == RA_DEVICE_CUDA) return 8192;
     return c->dtype == RA_BF16 || c->dtype == RA_F16 ? 2048 : 512;
 }
 
+/* Below this many tokens the exchange of a gather costs less than the latency of p - 1 hops. */
+#define GATHER_BELOW 32768
+
+static const char *const names[] = {"auto", "ring", "gather", "merge"};
+
 ra_status ra_choose(const ra_config *c, int ranks, ra_choice *choice) {
-    *choice = (ra_choice){.schedule = RA_SCHEDULE_RING};
-    if (c->placement == RA_REPLICATED && ranks > 1)
-        return ra_fail(RA_NOT_AVAILABLE, "query_placement replicated is not available in this version");
-    if (c->schedule == RA_SCHEDULE_GATHER || c->schedule == RA_SCHEDULE_MERGE)
-        return ra_fail(RA_NOT_AVAILABLE, "schedule %s is not available in this version",
-                       c->schedule == RA_SCHEDULE_GATHER ? "gather" : "merge");
-    const char *why = ranks == 1 ? "one rank: nothing to exchange" : c->schedule == RA_SCHEDULE_RING ? "ring as asked for" : "ring: the memory-minimal way";
-    if (c->bucket > 0) {
-        choice->bucket = c->bucket;
-        snprintf(choice->reason, sizeof choice->reason, "%s; bucket %" PRId64 " as asked for", why, c->bucket);
+    *choice = (ra_choice){.schedule = c->schedule};
+    char *reason = choice->reason;
+    size_t room = sizeof choice->reason;
+    if (ranks == 1) {
+        choice->schedule = c->schedule == RA_SCHEDULE_AUTO ? RA_SCHEDULE_RING : c->schedule;
+        choice->bucket = c->bucket > 0 ? c->bucket : ra_usual_bucket(c);
+        snprintf(reason, room, "one rank: nothing to exchange");
         return RA_OK;
     }
-    choice->bucket = usual_bucket(c);
-    snprintf(choice->reason, sizeof choice->reason, "%s; bucket %" PRId64 ": state traffic under 5 %%", why, choice->bucket);
+    if (c->placement == RA_REPLICATED) {
+        bool asked = c->schedule != RA_SCHEDULE_AUTO;
+        if (!asked) choice->schedule = RA_SCHEDULE_MERGE;
+        snprintf(reason, room, "replicated queries: K and V stay at home, states are merged %s%s",
+                 choice->schedule == RA_SCHEDULE_MERGE ? "by a tree" : choice->schedule == RA_SCHEDULE_RING ? "along the ring" : "at rank 0",
+                 asked ? ", as asked for" : "");
+        return RA_OK;
+    }
+    if (c->schedule == RA_SCHEDULE_AUTO)
+        choice->schedule = ra_max(c->seq_q, c->seq_k) < GATHER_BELOW ? RA_SCHEDULE_GATHER : RA_SCHEDULE_RING;
+    const char *why = c->schedule != RA_SCHEDULE_AUTO                 ? "as asked for"
+                      : choice->schedule == RA_SCHEDULE_GATHER ? "a short sequence, one exchange is quicker than p - 1 hops"
+                                                                      : "the memory-minimal way";
+    const char *name = names[choice->schedule];
+    if (choice->schedule == RA_SCHEDULE_GATHER) { /* everything at once: bucket 0 */
+        snprintf(reason, room, "%s: %s", name, why);
+        return RA_OK;
+    }
+    choice->bucket = c->bucket > 0 ? c->bucket : ra_usual_bucket(c);
+    snprintf(reason, room, "%s: %s; bucket %" PRId64 ": %s", name, why, choice->bucket,
+             c->bucket > 0 ? "as asked for" : "state traffic under 5 %");
     return RA_OK;
 }

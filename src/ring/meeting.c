@@ -39,6 +39,10 @@ static bool meet_in(const ra_route *route, const ra_ring *ring, int64_t x, int64
     m->key_rank = source->rank;
     m->round = m->bucket = m->hop = m->step = 0;
     if (ring->channel < 0) return true;
+    if (route->bucket == 0) { /* gather: what is not at home comes in one exchange, for the second step */
+        m->hop = m->step = source->member != target->member;
+        return true;
+    }
     int64_t slice = k / ring->cap;
     const ra_reach *reach = ra_reach_of(ring, source - ring->sources, slice);
     int64_t up = ra_mod(target->member - source->member, ring->member_count);
@@ -47,6 +51,14 @@ static bool meet_in(const ra_route *route, const ra_ring *ring, int64_t x, int64
     m->bucket = repeat / ring->bundle * ring->slices + slice;
     m->step = steps_before(route, m->query_rank, m->round) + m->bucket * (route->rounds[m->round].hops + 1) + m->hop;
     return true;
+}
+
+static bool holds(ra_shard shard, int64_t row) {
+    for (int i = 0; i < 2; i++) {
+        int64_t distance = row - shard.rows[i].start;
+        if (distance >= 0 && distance % shard.rows[i].step == 0 && distance / shard.rows[i].step < shard.rows[i].count) return true;
+    }
+    return false;
 }
 
 static bool has_head(const ra_class *class, int64_t kv_head) {
@@ -81,7 +93,11 @@ ra_status ra_plan_meeting(const ra_attention_desc *desc, int ranks, int64_t quer
     if (status == RA_OK && (query < 0 || query >= config.seq_q || key < 0 || key >= config.seq_k || head < 0 || head >= config.heads))
         status = ra_fail(RA_INVALID, "there is no query %lld, key %lld or head %lld", (long long)query, (long long)key, (long long)head);
     if (status == RA_OK) status = ra_choose(&config, ranks, &choice);
-    if (status == RA_OK) status = ra_route_create(&arena, &config, ranks, choice.bucket, &route);
+    /* With replicated queries every rank has the query, and it meets the key where the key is. */
+    int rank = 0;
+    if (status == RA_OK && config.placement == RA_REPLICATED)
+        while (rank + 1 < ranks && !holds(ra_shard_of(config.layout, rank, ranks, config.seq_k), key)) rank++;
+    if (status == RA_OK) status = ra_route_create(&arena, &config, rank, ranks, choice.bucket, &route);
     if (status == RA_OK) status = meet(&route, query, key, head, branch, meeting);
     ra_arena_free(&arena);
     return status;

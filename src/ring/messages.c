@@ -118,8 +118,8 @@ static void add_channel_bound(const ra_route *route, int32_t hops, const channel
     int64_t size = (int64_t)ra_dtype_size(route->config->dtype), grad = ra_state_size(route->config->dtype);
     for (int64_t h = 0; h < members && h <= hops; h++) {
         for (int down = 0; down < 2; down++) {
-            by_hop[h].kv_bytes += framed_if(sums[h].kv[down], size);
-            by_hop[h].grad_bytes += framed_if(sums[h].chain[down], grad) + framed_if(sums[h].last[down], grad);
+            by_hop[h].kv_bytes[0] += framed_if(sums[h].kv[down], size);
+            by_hop[h].grad_bytes[0] += framed_if(sums[h].chain[down], grad) + framed_if(sums[h].last[down], grad);
             by_hop[h].grad_in_bytes += framed_if(sums[h].in[down], grad);
             int64_t arrives = h < hops ? h + 1 : 0; /* the step after the last is the first of the next bucket */
             by_hop[arrives].grad_in_bytes += framed_if(sums[h].home[down], grad);
@@ -128,9 +128,39 @@ static void add_channel_bound(const ra_route *route, int32_t hops, const channel
     }
 }
 
+/* Everything at once: what comes from and goes to each member of each channel. */
+static bool direct_bound(ra_arena *arena, const ra_route *route, const ra_own_channel *own, int64_t own_count, int rank,
+                         ra_message_bounds *most) {
+    int64_t size = (int64_t)ra_dtype_size(route->config->dtype), grad = ra_state_size(route->config->dtype);
+    for (int64_t i = 0; i < own_count; i++) {
+        const ra_channel *channel = own[i].channel;
+        int64_t sources = 0;
+        for (int64_t r = 0; r < channel->ring_count; r++) {
+            const ra_ring *ring = &route->rings.rings[channel->rings[r]];
+            sources += ring->source_count;
+            for (int64_t t = 0; t < ring->target_count; t++)
+                if (ring->targets[t].rank == rank) most->step_items += ring->source_count * RA_ITEMS_MAX;
+        }
+        ra_piece *pieces = ra_arena_take(arena, sources, sizeof *pieces);
+        if (!pieces) return false;
+        for (int64_t m = 0; m < channel->member_count; m++) {
+            if (m == own[i].member) continue;
+            for (int out = 0; out < 2; out++) {
+                int64_t count = ra_direct_pieces(route, channel, out ? own[i].member : m, out ? m : own[i].member, pieces), elements = 0;
+                for (int64_t j = 0; j < count; j++) elements += 2 * ra_piece_elements(route, &pieces[j]);
+                most->kv_bytes[out] += framed_if(elements, size);
+                *(out ? &most->grad_in_bytes : &most->grad_bytes[0]) += framed_if(elements, grad);
+            }
+        }
+        most->transfers += 2 * channel->member_count;
+    }
+    return true;
+}
+
 bool ra_message_bound(ra_arena *arena, const ra_route *route, const ra_own_channel *own, int64_t own_count, int rank,
                       ra_message_bounds *most) {
     *most = (ra_message_bounds){0};
+    if (route->bucket == 0) return direct_bound(arena, route, own, own_count, rank, most);
     int64_t longest = 0;
     for (int64_t i = 0; i < own_count; i++) longest = ra_max(longest, own[i].channel->member_count);
     channel_bound *sums = ra_arena_take(arena, longest, sizeof *sums);
@@ -148,8 +178,8 @@ bool ra_message_bound(ra_arena *arena, const ra_route *route, const ra_own_chann
             add_channel_bound(route, hops, sums, channel->member_count, by_hop);
         }
         for (int32_t h = 0; h <= hops; h++) {
-            most->kv_bytes = ra_max(most->kv_bytes, by_hop[h].kv_bytes);
-            most->grad_bytes = ra_max(most->grad_bytes, by_hop[h].grad_bytes);
+            most->kv_bytes[0] = most->kv_bytes[1] = ra_max(most->kv_bytes[0], by_hop[h].kv_bytes[0]);
+            most->grad_bytes[0] = most->grad_bytes[1] = ra_max(most->grad_bytes[0], by_hop[h].grad_bytes[0]);
             most->grad_in_bytes = ra_max(most->grad_in_bytes, by_hop[h].grad_in_bytes);
             most->step_items = ra_max(most->step_items, by_hop[h].step_items);
         }

@@ -45,8 +45,8 @@ int ra_message_rank(const ra_message *message, int64_t hops);
 
 /* Upper bounds over all buckets for rank-local buffers; round by round, hop by hop. */
 typedef struct ra_message_bounds {
-    int64_t kv_bytes;    /* one of the two buffers for K and V */
-    int64_t grad_bytes;  /* one of the two for dK and dV of what is computed here */
+    int64_t kv_bytes[2];   /* buffers for K and V: of this hop and the next (ring), in and out (gather) */
+    int64_t grad_bytes[2]; /* for dK and dV of what is computed here: in this step and the one before (ring) */
     int64_t grad_in_bytes; /* for dK and dV that arrive */
     int64_t step_items;  /* items of one step */
     int64_t transfers;   /* messages posted in one step, forward or backward */

@@ -32,6 +32,7 @@ static ra_status most_held(const ra_plan *plan, int64_t *most) {
     ra_arena arena = {0};
     ra_status status = RA_OK;
     for (int rank = 0; rank < plan->route.ranks && status == RA_OK; rank++) {
+        if (plan->config.placement == RA_REPLICATED && rank != plan->view.rank) continue; /* nothing to choose together */
         ra_view view;
         status = ra_view_create(&arena, &plan->route, rank, &view);
         if (status == RA_OK)
@@ -50,8 +51,8 @@ static ra_status make_route(ra_plan *plan, int rank, int ranks) {
     plan->schedule = choice.schedule;
     snprintf(plan->reason, sizeof plan->reason, "%s", choice.reason);
     plan->threads = ra_default_threads(c, ranks);
-    for (int64_t bucket = choice.bucket;; bucket = ra_max(1, bucket / 2)) {
-        RA_TRY(ra_route_create(&plan->arena, c, ranks, bucket, &plan->route));
+    for (int64_t bucket = choice.bucket;; bucket = ra_max(1, bucket / 2)) { /* 0: all at once */
+        RA_TRY(ra_route_create(&plan->arena, c, rank, ranks, bucket, &plan->route));
         RA_TRY(ra_view_create(&plan->arena, &plan->route, rank, &plan->view));
         plan->problem = ra_problem_of(c, &plan->view);
         RA_TRY(ra_kernel_find(c->kernel[0] ? c->kernel : NULL, c->device, &plan->problem, &plan->kernel));
@@ -61,7 +62,12 @@ static ra_status make_route(ra_plan *plan, int rank, int ranks) {
         int64_t bytes;
         RA_TRY(most_held(plan, &bytes));
         if (bytes <= c->memory_limit) return RA_OK;
-        if (c->bucket > 0 || bucket == 1)
+        if (choice.schedule == RA_SCHEDULE_GATHER && c->schedule == RA_SCHEDULE_AUTO) { /* the ring needs less */
+            plan->schedule = choice.schedule = RA_SCHEDULE_RING;
+            bucket = c->bucket > 0 ? 2 * c->bucket : 2 * ra_usual_bucket(c);
+            continue;
+        }
+        if (c->bucket > 0 || bucket <= 1)
             return ra_fail(RA_NOMEM, "a rank needs %" PRId64 " bytes, more than the memory_limit of %" PRId64, bytes, c->memory_limit);
         snprintf(plan->reason, sizeof plan->reason, "ring; bucket %" PRId64 " to stay within the memory limit", ra_max(1, bucket / 2));
     }
@@ -73,7 +79,7 @@ static ra_status make_room(ra_plan *plan) {
     ra_messages *lists[] = {&plan->held, &plan->next_held, &plan->previous, &plan->mine};
     for (int i = 0; i < 4; i++) ra_messages_create(&plan->arena, view->own, view->own_count, lists[i]);
     plan->items = ra_arena_take(&plan->arena, view->local_items + view->bounds.step_items + 1, sizeof(ra_item));
-    plan->transfers = ra_arena_take(&plan->arena, view->bounds.transfers + 1, sizeof(ra_transfer));
+    plan->transfers = ra_arena_take(&plan->arena, view->bounds.transfers + 4, sizeof(ra_transfer));
     return plan->arena.failed ? ra_fail(RA_NOMEM, "no memory for the plan of rank %d", view->rank) : RA_OK;
 }
 
@@ -126,7 +132,8 @@ static void bound_cache(ra_comm *comm) {
     ra_plan_free(plan);
 }
 
-static ra_status find_or_make(ra_comm *comm, const ra_attention_desc *desc, const char *key, int64_t key_bytes, ra_plan **result) {
+static ra_status find_or_make(ra_comm *comm, const ra_attention_desc *desc, const char *key, int64_t key_bytes, int64_t shared_bytes,
+                              ra_plan **result) {
     ra_plan *plan = take_cached(comm, key, key_bytes);
     if (plan) {
         comm->cache_hits++;
@@ -140,6 +147,7 @@ static ra_status find_or_make(ra_comm *comm, const ra_attention_desc *desc, cons
         }
         memcpy(plan->key, key, (size_t)key_bytes);
         plan->key_bytes = key_bytes;
+        plan->shared_bytes = shared_bytes;
         plan->comm = comm;
         comm->plan_count++;
     }
@@ -173,8 +181,10 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     }
     /* Every rank takes part in the agreement whatever became of its own plan, so that nobody waits for one that failed. */
     ra_plan *made = NULL;
-    if (status == RA_OK) status = find_or_make(comm, desc, key, length, &made);
-    if (ra_comm_size(comm) > 1) {
+    if (status == RA_OK) status = find_or_make(comm, desc, key, length, shared, &made);
+    if (config.placement == RA_REPLICATED) { /* the agreement rides on the merge; only a failure must be told now */
+        if (status != RA_OK && ra_comm_size(comm) > 1) ra_link_abort(comm->link, status, ra_last_error());
+    } else if (ra_comm_size(comm) > 1) {
         if (status == RA_OK) {
             ra_link_set_checksum(comm->link, config.checksum);
             /* What was chosen takes the place of this rank's own affairs. */

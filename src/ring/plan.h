@@ -8,7 +8,7 @@
 
 /* What one rank does, for any rank of any group: the route seen from the rank. */
 typedef struct ra_view {
-    int rank;
+    int rank, ranks;
     ra_own_channel *own; /* by round */
     int64_t own_count;
     int32_t *local; /* rings with this rank as the only member */
@@ -24,7 +24,9 @@ ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_vi
 typedef struct ra_workspace {
     int64_t acc, m, l;       /* forward state; acc only for 16-bit types, whose out cannot hold it */
     int64_t delta, dq, dk, dv; /* backward; dq, dk, dv only for 16-bit types */
-    int64_t kv, grad, grad_in; /* one buffer of each kind; there are 2, 2 and 1 */
+    int64_t kv[2];             /* messages of K and V: ring: of this hop and the next; gather: in and out */
+    int64_t grad[2], grad_in;  /* messages of dK and dV: computed here, arriving */
+    int64_t state;             /* replicated queries: one of two messages of (acc, m, l), or of dq */
     int64_t scratch;         /* the kernel's */
     int64_t total;
 } ra_workspace;
@@ -34,7 +36,7 @@ struct ra_plan {
     ra_plan *next; /* in the cache */
     bool taken;
     char *key; /* the configuration as text */
-    int64_t key_bytes;
+    int64_t key_bytes, shared_bytes; /* the first shared_bytes are what all ranks agree on */
     ra_arena arena;
     ra_config config;
     ra_route route;
@@ -59,6 +61,8 @@ typedef struct ra_choice {
     char reason[160];
 } ra_choice;
 ra_status ra_choose(const ra_config *config, int ranks, ra_choice *choice);
+/* The smallest bucket whose state traffic costs under 5 %. */
+int64_t ra_usual_bucket(const ra_config *config);
 
 /* Threads a rank uses when the configuration leaves it open. */
 int ra_default_threads(const ra_config *config, int ranks);

@@ -54,7 +54,7 @@ int64_t ra_plan_report(const ra_plan *plan, char *buf, size_t bytes) {
     if (!plan) return 0;
     const ra_config *c = &plan->config;
     ra_rank_summary s = {.struct_size = sizeof s};
-    ra_summarise(&plan->route, &plan->view, plan->kernel, plan->threads, &s);
+    if (ra_summarise(plan, &plan->view, &s) != RA_OK) return 0;
     put(&p, "rank %d of %d: %" PRId64 " queries, %" PRId64 " keys, %s, kernel %s, %d thread%s\n", s.rank, plan->route.ranks, s.rows_q,
         s.rows_k, ra_dtype_name(c->dtype), plan->kernel->name, plan->threads, plan->threads == 1 ? "" : "s");
     put(&p, "layout %s, schedule %s (%s)\n", layouts[c->layout], schedules[plan->schedule], plan->reason);

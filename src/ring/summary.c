@@ -5,7 +5,7 @@
 #include "core/status.h"
 #include "geometry/count.h"
 #include "kernels/kernel.h"
-#include "ring/plan.h"
+#include "ring/pass.h"
 #include "ring/summary.h"
 
 /* ------------------------------------------------------------------------------------------------- pairs and holes */
@@ -36,20 +36,24 @@ static ra_span shifted(ra_span span, int64_t shift) {
 
 /* Sums a count over the repeats of a ring, with keys limited to [begin, end). Repeats that lie inside are alike; the one that each end goes
  * through is counted by itself. */
-static int64_t over_repeats(const ra_config *c, const ra_ring *ring, const ra_class *class, ra_span q, counter count, int64_t begin,
-                            int64_t end) {
-    ra_span k = ra_lattice_keys(c, class, ring->origin);
-    if (ring->repeat == 1) return count(q, ra_span_clip(k, begin, end), class->rate, c);
+static int64_t repeats_within(const ra_config *c, const ra_ring *ring, int64_t rate, ra_span q, ra_span k, counter count, int64_t begin,
+                              int64_t end) {
+    if (ring->repeat == 1) return count(q, ra_span_clip(k, begin, end), rate, c);
     int64_t low = ra_max(0, ra_ceil_div(begin - k.start, ring->shift)); /* repeats that lie inside: [low, high) */
     int64_t high = ra_min(ring->repeat, ra_floor_div(end - 1 - ra_span_last(k), ring->shift) + 1);
-    int64_t sum = high > low ? ra_sat_mul(high - low, count(q, k, class->rate, c)) : 0;
+    int64_t sum = high > low ? ra_sat_mul(high - low, count(q, k, rate, c)) : 0;
     int64_t ends[2] = {ra_floor_div(begin - k.start, ring->shift), ra_floor_div(end - 1 - k.start, ring->shift)};
     for (int i = 0; i < 2; i++) {
         int64_t at = ends[i], shift = at * ring->shift;
         if (at < 0 || at >= ring->repeat || (at >= low && at < high) || (i == 1 && at == ends[0])) continue;
-        sum = ra_sat_add(sum, count(shifted(q, shift), ra_span_clip(shifted(k, shift), begin, end), class->rate, c));
+        sum = ra_sat_add(sum, count(shifted(q, shift), ra_span_clip(shifted(k, shift), begin, end), rate, c));
     }
     return sum;
+}
+
+static int64_t over_repeats(const ra_config *c, const ra_ring *ring, const ra_class *class, ra_span q, counter count, int64_t begin,
+                            int64_t end) {
+    return repeats_within(c, ring, class->rate, q, ra_lattice_keys(c, class, ring->origin), count, begin, end);
 }
 
 static int64_t over_batch(const ra_config *c, const ra_ring *ring, const ra_class *class, ra_span q, counter count) {
@@ -73,6 +77,20 @@ int64_t ra_count_over_rings(const ra_route *route, int rank, bool covered) {
             if (ring->targets[t].rank == rank)
                 sum = ra_sat_add(sum, ra_sat_mul(heads, over_batch(c, ring, class, span_of(&ring->targets[t].rows), count)));
     }
+    return sum;
+}
+
+/* Over the repeats of the ring, the residues of the item's loop and the batch. */
+static int64_t pairs_of_item(const ra_config *c, const ra_ring *ring, const ra_item *item) {
+    ra_span q = span_of(&item->q), k = span_of(&item->k);
+    int64_t residues = item->loop[1].repeat;
+    if (!c->has_key_range) /* all alike */
+        return ra_sat_mul(ra_sat_mul(c->batch, ra_sat_mul(ring->repeat, residues)), ra_count_pairs(q, k, c->left, c->right));
+    int64_t sum = 0;
+    for (int64_t b = 0; b < c->batch; b++)
+        for (int64_t i = 0; i < residues; i++)
+            sum = ra_sat_add(sum, repeats_within(c, ring, 1, shifted(q, i * item->loop[1].q_pos), shifted(k, i * item->loop[1].k_pos),
+                                                 pairs_lattice, c->key_begin[b], c->key_end[b]));
     return sum;
 }
 
@@ -122,6 +140,45 @@ static traffic sent_by(const ra_route *route, const ra_view *view) {
     return sum;
 }
 
+/* Everything at once: what others need of this rank, and what it sends back as gradients. */
+static ra_status sent_directly(const ra_route *route, const ra_view *view, traffic *sum) {
+    *sum = (traffic){0};
+    ra_arena arena = {0};
+    ra_status status = RA_OK;
+    for (int64_t o = 0; o < view->own_count && status == RA_OK; o++) {
+        const ra_channel *channel = view->own[o].channel;
+        int64_t me = view->own[o].member;
+        ra_piece *pieces = ra_arena_take(&arena, channel->first_ref[channel->member_count], sizeof *pieces);
+        if (!pieces) status = ra_fail(RA_NOMEM, "no memory for a summary");
+        for (int64_t m = 0; m < channel->member_count && pieces; m++)
+            for (int out = 0; out < 2 && m != me; out++) {
+                int64_t count = ra_direct_pieces(route, channel, out ? me : m, out ? m : me, pieces);
+                if (!out && count > 0) sum->hops = 1;
+                for (int64_t i = 0; i < count; i++) *(out ? &sum->kv : &sum->grads) += 2 * ra_piece_elements(route, &pieces[i]);
+            }
+    }
+    ra_arena_free(&arena);
+    return status;
+}
+
+/* Replicated queries: this rank's keys alone, item by item (their number does not depend on the sequence length). */
+static int64_t pairs_of_own_keys(const ra_route *route, int rank) {
+    const ra_config *c = route->config;
+    int64_t sum = 0;
+    for (int64_t r = 0; r < route->rings.count; r++) {
+        const ra_ring *ring = &route->rings.rings[r];
+        int64_t heads = route->rings.classes[ring->class_index].heads.count * (c->heads / c->kv_heads);
+        for (int64_t s = 0; s < ring->source_count; s++)
+            for (int64_t t = 0; t < ring->target_count; t++) {
+                ra_piece whole = {.ring = (int32_t)r, .source = (int32_t)s, .repeats = 1, .rows = ring->sources[s].rows.count};
+                ra_item items[RA_ITEMS_MAX];
+                int64_t count = ring->targets[t].rank == rank ? ra_items(route, &whole, &ring->targets[t], false, items) : 0;
+                for (int64_t i = 0; i < count; i++) sum = ra_sat_add(sum, ra_sat_mul(heads, pairs_of_item(c, ring, &items[i])));
+            }
+    }
+    return sum;
+}
+
 /* ----------------------------------------------------------------------------------------------------------- public */
 
 static int64_t count_items(const ra_route *route, const ra_view *view) {
@@ -134,28 +191,59 @@ static int64_t count_items(const ra_route *route, const ra_view *view) {
     return items;
 }
 
-void ra_summarise(const ra_route *route, const ra_view *view, const ra_kernel *kernel, int threads, ra_rank_summary *summary) {
+/* Rows with a key, for which replicated queries have to look at all keys, not only this rank's. */
+static ra_status covered_rows(const ra_route *route, const ra_view *view, int64_t *covered) {
+    if (route->config->placement == RA_SHARDED) {
+        *covered = ra_covered_rows(route, view);
+        return RA_OK;
+    }
+    ra_arena arena = {0};
+    ra_config alone = *route->config;
+    alone.placement = RA_SHARDED;
+    ra_route whole;
+    ra_view all;
+    ra_status status = ra_route_create(&arena, &alone, 0, 1, 0, &whole);
+    if (status == RA_OK) status = ra_view_create(&arena, &whole, 0, &all);
+    if (status == RA_OK) *covered = ra_covered_rows(&whole, &all);
+    ra_arena_free(&arena);
+    return status;
+}
+
+ra_status ra_summarise(const ra_plan *plan, const ra_view *view, ra_rank_summary *summary) {
+    const ra_route *route = &plan->route;
     const ra_config *c = route->config;
     int64_t size = (int64_t)ra_dtype_size(c->dtype), state = ra_state_size(c->dtype);
-    traffic sent = sent_by(route, view);
-    int64_t q = c->batch * view->rows_q * c->heads, k = c->batch * view->rows_k * c->kv_heads;
-    int64_t covered = ra_covered_rows(route, view);
+    bool replicated = c->placement == RA_REPLICATED;
+    int64_t q = c->batch * view->rows_q * c->heads, k = c->batch * view->rows_k * c->kv_heads, covered;
+    RA_TRY(covered_rows(route, view, &covered));
+    traffic sent = {0};
+    if (route->bucket == 0) RA_TRY(sent_directly(route, view, &sent));
+    else sent = sent_by(route, view);
+    int64_t merged[2] = {0}; /* bytes, forward and backward */
+    if (replicated && view->ranks > 1) {
+        merged[0] = ra_merge_bytes(plan->schedule, view->rank, view->ranks, q * (c->head_dim + 2) * state);
+        merged[1] = ra_merge_bytes(plan->schedule, view->rank, view->ranks, q * c->head_dim * state);
+    }
     *summary = (ra_rank_summary){
         .struct_size = summary->struct_size,
         .rank = view->rank,
         .rows_q = view->rows_q,
         .rows_k = view->rows_k,
-        .pairs = ra_count_over_rings(route, view->rank, false),
+        .pairs = replicated ? pairs_of_own_keys(route, view->rank) : ra_count_over_rings(route, view->rank, false),
         .holes = covered < 0 ? -1 : q - covered,
-        .bytes_sent = sent.kv * size,
-        .bytes_sent_backward = sent.kv * size + sent.grads * state,
+        .bytes_sent = sent.kv * size + merged[0],
+        .bytes_sent_backward = sent.kv * size + sent.grads * state + merged[1],
         .hops = sent.hops,
         .items = count_items(route, view),
         .shard_bytes = (2 * q + 2 * k) * c->head_dim * size + q * state,
         .shard_bytes_backward = (2 * q + 2 * k) * c->head_dim * size,
-        .workspace_bytes = ra_workspace_of(c, view, kernel, threads, false).total,
-        .workspace_bytes_backward = ra_workspace_of(c, view, kernel, threads, true).total,
+        .workspace_bytes = ra_workspace_of(c, view, plan->kernel, plan->threads, false).total,
+        .workspace_bytes_backward = ra_workspace_of(c, view, plan->kernel, plan->threads, true).total,
+        .schedule = plan->schedule,
+        .bucket = route->bucket,
     };
+    memcpy(summary->reason, plan->reason, sizeof summary->reason);
+    return RA_OK;
 }
 
 static ra_status check_group(int rank, int ranks) {
@@ -171,22 +259,14 @@ static ra_status check_summary(const ra_rank_summary *summary) {
     return RA_OK;
 }
 
-/* The plan's own rank is view.rank, but every rank has the same route. */
-static void summarise(const ra_plan *plan, const ra_view *view, ra_rank_summary *summary) {
-    ra_summarise(&plan->route, view, plan->kernel, plan->threads, summary);
-    summary->schedule = plan->schedule;
-    summary->bucket = plan->route.bucket;
-    memcpy(summary->reason, plan->reason, sizeof summary->reason);
-}
-
 ra_status ra_plan_summary(const ra_attention_desc *desc, int rank, int ranks, ra_rank_summary *summary) {
     RA_TRY(check_summary(summary));
     RA_TRY(check_group(rank, ranks));
     ra_plan *plan;
     RA_TRY(ra_plan_make(desc, rank, ranks, &plan));
-    summarise(plan, &plan->view, summary);
+    ra_status status = ra_summarise(plan, &plan->view, summary);
     ra_plan_free(plan);
-    return RA_OK;
+    return status;
 }
 
 ra_status ra_plan_summaries(const ra_attention_desc *desc, int ranks, ra_rank_summary *summaries) {
@@ -201,8 +281,12 @@ ra_status ra_plan_summaries(const ra_attention_desc *desc, int ranks, ra_rank_su
         ra_arena arena = {0};
         ra_view view;
         status = check_summary(summary);
+        if (plan->config.placement == RA_REPLICATED) { /* the one case in which ranks have routes of their own */
+            if (status == RA_OK) status = ra_plan_summary(desc, rank, ranks, summary);
+            continue;
+        }
         if (status == RA_OK) status = ra_view_create(&arena, &plan->route, rank, &view);
-        if (status == RA_OK) summarise(plan, &view, summary);
+        if (status == RA_OK) status = ra_summarise(plan, &view, summary);
         ra_arena_free(&arena);
     }
     ra_plan_free(plan);

@@ -4,7 +4,8 @@
 
 #include "ring/plan.h"
 
-void ra_summarise(const ra_route *route, const ra_view *view, const ra_kernel *kernel, int threads, ra_rank_summary *summary);
+/* Of the rank that `view` is of: all ranks share the plan's route, but with replicated queries. */
+ra_status ra_summarise(const ra_plan *plan, const ra_view *view, ra_rank_summary *summary);
 
 /* Pairs of a rank over the batch and query heads, or (query row, query head) pairs that have a key, summed over the classes. */
 int64_t ra_count_over_rings(const ra_route *route, int rank, bool covered);

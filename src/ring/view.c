@@ -30,7 +30,7 @@ static bool meets_once(const ra_route *route, int rank) {
 
 ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_view *view) {
     const ra_config *c = route->config;
-    *view = (ra_view){.rank = rank};
+    *view = (ra_view){.rank = rank, .ranks = route->ranks};
     view->own = ra_arena_take(arena, route->channel_count, sizeof(ra_own_channel));
     view->local = ra_arena_take(arena, route->rings.count, sizeof(int32_t));
     if (arena->failed) return ra_fail(RA_NOMEM, "no memory for the plan of rank %d", rank);
@@ -45,9 +45,9 @@ ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_vi
         view->local[view->local_count++] = (int32_t)i;
         view->local_items += ring_items(ring, rank);
     }
-    view->rows_q = ra_shard_of(c->layout, rank, route->ranks, c->seq_q).count;
+    view->rows_q = c->placement == RA_REPLICATED ? c->seq_q : ra_shard_of(c->layout, rank, route->ranks, c->seq_q).count;
     view->rows_k = ra_shard_of(c->layout, rank, route->ranks, c->seq_k).count;
-    view->single = meets_once(route, rank);
+    view->single = meets_once(route, rank) && (c->placement == RA_SHARDED || route->ranks == 1);
     if (!ra_message_bound(arena, route, view->own, view->own_count, rank, &view->bounds))
         return ra_fail(RA_NOMEM, "no memory for the plan of rank %d", rank);
     return RA_OK;
@@ -79,20 +79,25 @@ ra_workspace ra_workspace_of(const ra_config *c, const ra_view *view, const ra_k
     int64_t state = ra_state_size(c->dtype), narrow = c->dtype == RA_BF16 || c->dtype == RA_F16;
     int64_t rows = c->batch * view->rows_q * c->heads * state; /* bytes of a number a row and head; m, l, delta */
     int64_t keys = c->batch * view->rows_k * c->kv_heads * c->head_dim * state;
-    ra_workspace w = {.kv = view->bounds.kv_bytes};
+    bool merging = c->placement == RA_REPLICATED && view->ranks > 1;
+    ra_workspace w = {.kv = {view->bounds.kv_bytes[0], view->bounds.kv_bytes[1]}};
     if (backward) {
         w.delta = rows;
-        w.dq = narrow ? rows * c->head_dim : 0;
+        w.dq = narrow && !merging ? rows * c->head_dim : 0;
         w.dk = w.dv = narrow ? keys : 0;
-        w.grad = view->bounds.grad_bytes;
+        w.grad[0] = view->bounds.grad_bytes[0];
+        w.grad[1] = view->bounds.grad_bytes[1];
+        w.state = merging ? RA_LINK_HEADER + rows * c->head_dim : 0;
         w.grad_in = view->bounds.grad_in_bytes;
         w.scratch = kernel->backward_scratch(&problem, threads);
     } else {
-        w.acc = narrow && !view->single ? rows * c->head_dim : 0;
-        w.m = w.l = view->single ? 0 : rows;
+        w.acc = narrow && !view->single && !merging ? rows * c->head_dim : 0;
+        w.m = w.l = view->single || merging ? 0 : rows;
+        w.state = merging ? RA_LINK_HEADER + rows * (c->head_dim + 2) : 0;
         w.scratch = kernel->forward_scratch(&problem, threads);
     }
-    int64_t parts[] = {w.acc, w.m, w.l, w.delta, w.dq, w.dk, w.dv, w.kv, w.kv, w.grad, w.grad, w.grad_in, w.scratch};
+    int64_t parts[] = {w.acc, w.m, w.l, w.delta, w.dq, w.dk, w.dv, w.kv[0], w.kv[1], w.grad[0], w.grad[1], w.grad_in,
+                       w.state, w.state, w.scratch};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) w.total += ra_round_up(parts[i], 64);
     return w;
 }

@@ -1,0 +1,160 @@
+/* What comes before the first step and after the last, whatever the schedule. */
+#include "ring/pass.h"
+
+#include "core/dtype.h"
+#include "core/status.h"
+#include "kernels/rows.h"
+#include "ring/pack.h"
+#include "ring/ring.h"
+
+/* ---------------------------------------------------------------------------------------------------------- steps */
+
+/* Times a step and counts it. */
+static void after_step(ra_call *call, double start) {
+    call->plan->stats.compute_seconds += ra_seconds() - start;
+    call->plan->stats.steps++;
+    call->item_count = 0;
+    call->step++;
+}
+
+ra_status ra_forward_compute(ra_forward_pass *pass) {
+    double start = ra_seconds();
+    pass->step.items = pass->call.plan->items;
+    pass->step.item_count = pass->call.item_count;
+    ra_status status = pass->call.item_count ? pass->call.plan->kernel->forward(&pass->step) : RA_OK;
+    after_step(&pass->call, start);
+    return status;
+}
+
+ra_status ra_backward_compute(ra_backward_pass *pass) {
+    double start = ra_seconds();
+    pass->step.items = pass->call.plan->items;
+    pass->step.item_count = pass->call.item_count;
+    ra_status status = pass->call.item_count ? pass->call.plan->kernel->backward(&pass->step) : RA_OK;
+    after_step(&pass->call, start);
+    return status;
+}
+
+void ra_add_packed(ra_call *call, const ra_piece *pieces, int64_t count, char *packed, char *sums) {
+    const ra_route *route = &call->plan->route;
+    int64_t size = (int64_t)ra_dtype_size(route->config->dtype), state = ra_state_size(route->config->dtype);
+    for (int64_t i = 0; i < count; i++) {
+        int64_t elements = ra_piece_elements(route, &pieces[i]);
+        ra_item_views views = {.k = ra_packed_view(route, &pieces[i], packed),
+                               .v = ra_packed_view(route, &pieces[i], packed + elements * size)};
+        packed += 2 * elements * size;
+        if (sums) {
+            views.dk = ra_packed_view(route, &pieces[i], sums);
+            views.dv = ra_packed_view(route, &pieces[i], sums + elements * state);
+            sums += 2 * elements * state;
+        }
+        ra_call_items_packed(call, &pieces[i], &views);
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- forward */
+
+/* (acc, m, l) one after the other behind the header of a message. */
+static void state_in_message(const ra_config *c, int64_t rows, char *message, ra_forward_step *step) {
+    char *at = message + RA_LINK_HEADER;
+    int64_t numbers = c->batch * rows * c->heads * ra_state_size(c->dtype);
+    step->acc = ra_tensor_bnhd(at, rows, c->heads, c->head_dim);
+    step->m = ra_tensor_lse(at + numbers * c->head_dim, rows, c->heads);
+    step->l = ra_tensor_lse(at + numbers * (c->head_dim + 1), rows, c->heads);
+}
+
+ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
+    const ra_config *c = &plan->config;
+    const ra_workspace *w = &plan->forward;
+    const ra_view *view = &plan->view;
+    ra_forward_pass pass = {.args = args, .home = {.k = args->k, .v = args->v}};
+    RA_TRY(ra_call_begin(&pass.call, plan, "forward", w->total));
+    ra_workers *workers = plan->comm->workers;
+    int64_t cursor = 0;
+    char *acc = ra_call_carve(&pass.call, &cursor, w->acc), *m = ra_call_carve(&pass.call, &cursor, w->m);
+    char *l = ra_call_carve(&pass.call, &cursor, w->l);
+    for (int i = 0; i < 2; i++) pass.buffer[i] = ra_call_carve(&pass.call, &cursor, w->kv[i]);
+    for (int i = 0; i < 2; i++) pass.state[i] = ra_call_carve(&pass.call, &cursor, w->state);
+    pass.step = (ra_forward_step){.problem = &plan->problem,
+                                  .single = view->single,
+                                  .q = args->q,
+                                  .out = args->out,
+                                  .lse = args->lse,
+                                  .acc = acc ? ra_tensor_bnhd(acc, view->rows_q, c->heads, c->head_dim) : args->out,
+                                  .m = ra_tensor_lse(m, view->rows_q, c->heads),
+                                  .l = ra_tensor_lse(l, view->rows_q, c->heads),
+                                  .stream = args->stream,
+                                  .workers = workers,
+                                  .scratch = ra_call_carve(&pass.call, &cursor, w->scratch),
+                                  .poll = ra_call_poll,
+                                  .poll_arg = &pass.call};
+    if (w->state) state_in_message(c, view->rows_q, pass.state[0], &pass.step);
+    const ra_forward_step *step = &pass.step;
+    ra_rows_fill(&plan->problem, workers, view->single, args->out, args->lse, step->acc, step->m, step->l);
+    ra_call_items_local(&pass.call, &pass.home);
+    ra_status status = w->state                                 ? ra_merge_forward(&pass)
+                       : plan->schedule == RA_SCHEDULE_GATHER ? ra_gather_forward(&pass)
+                                                                : ra_ring_rounds_forward(&pass);
+    if (status == RA_OK && !view->single)
+        ra_rows_finish(&plan->problem, workers, step->acc, step->m, step->l, args->out, args->lse);
+    return ra_call_end(&pass.call, status);
+}
+
+/* -------------------------------------------------------------------------------------------------------- backward */
+
+/* Sums of 16-bit gradients live in the workspace, the others in the gradients themselves. */
+static ra_tensor sums_of(ra_tensor gradient, char *workspace, int64_t rows, int64_t heads, int64_t dim) {
+    return workspace ? ra_tensor_bnhd(workspace, rows, heads, dim) : gradient;
+}
+
+static void zero(const ra_plan *plan, ra_tensor sums, int64_t rows, int64_t heads) {
+    ra_problem shape = plan->problem;
+    shape.rows_q = rows;
+    shape.heads = heads;
+    shape.dtype = plan->config.dtype == RA_F64 ? RA_F64 : RA_F32;
+    ra_tensor none = {0};
+    ra_rows_fill(&shape, plan->comm->workers, true, sums, none, none, none, none);
+}
+
+ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
+    const ra_config *c = &plan->config;
+    const ra_workspace *w = &plan->backward;
+    int64_t rows_q = plan->view.rows_q, rows_k = plan->view.rows_k, dim = c->head_dim;
+    ra_backward_pass pass = {.args = args, .size = (int64_t)ra_dtype_size(c->dtype), .state_size = ra_state_size(c->dtype)};
+    RA_TRY(ra_call_begin(&pass.call, plan, "backward", w->total));
+    ra_workers *workers = plan->comm->workers;
+    int64_t cursor = 0;
+    ra_tensor delta = ra_tensor_lse(ra_call_carve(&pass.call, &cursor, w->delta), rows_q, c->heads);
+    ra_tensor dq = sums_of(args->dq, ra_call_carve(&pass.call, &cursor, w->dq), rows_q, c->heads, dim);
+    ra_tensor dk = sums_of(args->dk, ra_call_carve(&pass.call, &cursor, w->dk), rows_k, c->kv_heads, dim);
+    ra_tensor dv = sums_of(args->dv, ra_call_carve(&pass.call, &cursor, w->dv), rows_k, c->kv_heads, dim);
+    for (int i = 0; i < 2; i++) pass.buffer[i] = ra_call_carve(&pass.call, &cursor, w->kv[i]);
+    for (int i = 0; i < 2; i++) pass.grads[i] = ra_call_carve(&pass.call, &cursor, w->grad[i]);
+    pass.grads_in = ra_call_carve(&pass.call, &cursor, w->grad_in);
+    for (int i = 0; i < 2; i++) pass.state[i] = ra_call_carve(&pass.call, &cursor, w->state);
+    if (w->state) dq = ra_tensor_bnhd(pass.state[0] + RA_LINK_HEADER, rows_q, c->heads, dim);
+    pass.home = (ra_item_views){args->k, args->v, dk, dv};
+    pass.step = (ra_backward_step){.problem = &plan->problem,
+                                   .q = args->q,
+                                   .dout = args->dout,
+                                   .lse = args->lse,
+                                   .delta = delta,
+                                   .dq_acc = dq,
+                                   .stream = args->stream,
+                                   .workers = workers,
+                                   .scratch = ra_call_carve(&pass.call, &cursor, w->scratch),
+                                   .poll = ra_call_poll,
+                                   .poll_arg = &pass.call};
+    zero(plan, dq, rows_q, c->heads);
+    zero(plan, dk, rows_k, c->kv_heads);
+    zero(plan, dv, rows_k, c->kv_heads);
+    ra_rows_delta(&plan->problem, workers, args->dout, args->out, args->dlse, delta);
+    ra_call_items_local(&pass.call, &pass.home);
+    ra_status status = w->state                                 ? ra_merge_backward(&pass)
+                       : plan->schedule == RA_SCHEDULE_GATHER ? ra_gather_backward(&pass)
+                                                                : ra_ring_rounds_backward(&pass);
+    if (status == RA_OK && (w->dq || w->state)) ra_rows_convert(&plan->problem, workers, args->dq, dq, rows_q, c->heads);
+    if (status == RA_OK && w->dk) ra_rows_convert(&plan->problem, workers, args->dk, dk, rows_k, c->kv_heads);
+    if (status == RA_OK && w->dv) ra_rows_convert(&plan->problem, workers, args->dv, dv, rows_k, c->kv_heads);
+    return ra_call_end(&pass.call, status);
+}
