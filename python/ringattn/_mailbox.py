@@ -225,10 +225,12 @@ class Mailbox:
                     return request.done or request.peer in self.lost or self.given_up is not None
 
                 self.wait_until(happened, seconds)
-                done[0], received[0] = 0, 0
+                done[0] = 0
                 if request.done:
                     del self.requests[number]
-                    done[0], received[0] = 1, request.received
+                    done[0] = 1
+                    if received:  # NULL for a send
+                        received[0] = request.received
                     return request.status
                 if request.peer in self.lost:
                     return self._finish(number, self.lost[request.peer][0])

@@ -124,26 +124,33 @@ class GlooMailbox(Mailbox):
     def _send(self, frame: bytes, peer: int) -> None:
         self.group.send([self.torch.frombuffer(bytearray(frame), dtype=self.torch.uint8)], peer, self.FRAMES).wait(self.forever)
 
-    def close(self) -> None:
-        """Says goodbye and ends the threads; takes about a second at most, whatever the peers do."""
+    def leave(self) -> None:
+        """Says goodbye."""
         with self.changed:
             for peer in set(self.readers) | set(self.writers):
                 if peer not in self.lost:
                     self.send_frame(peer, HEADER.pack(LEFT, 0, 0))
             for _, jobs in self.writers.values():
                 jobs.put(None)
-            threads = [thread for thread, _ in self.writers.values()] + list(self.readers.values())
-        deadline = time.monotonic() + 1.0
+
+    def end(self, deadline: float) -> None:
+        """Ends the threads, whatever the peers do: by the deadline if they say goodbye too, soon after it if not."""
+        threads = [thread for thread, _ in self.writers.values()] + list(self.readers.values())
         for thread in threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-        if any(thread.is_alive() for thread in threads):
-            # The only way to wake a thread that waits inside gloo: a wait that times out closes every connection of the group.
-            try:
-                self.group.recv([self.torch.empty(1)], (self.rank + 1) % self.ranks, 3).wait(self.instant)
-            except RuntimeError:
-                pass
+        for _ in range(10):
+            waiting = [peer for peer, thread in self.readers.items() if thread.is_alive()]
+            if not waiting and not any(thread.is_alive() for thread in threads):
+                return
+            # The only way to wake a thread that waits inside gloo: a wait that times out closes the connections of the group.
+            for peer in waiting or range(self.ranks):
+                if peer != self.rank:
+                    try:
+                        self.group.recv([self.torch.empty(1)], peer, 3).wait(self.instant)
+                    except RuntimeError:
+                        pass
             for thread in threads:
-                thread.join(1.0)
+                thread.join(0.2)
 
 
 def _first_line(error: BaseException) -> str:
@@ -232,16 +239,19 @@ class MpiMailbox(Polled):
                     self.sent(entry[2])
             self._sends = sending
 
-    def close(self) -> None:
-        """Says goodbye, unless MPI is gone already. The duplicate is left to MPI_Finalize: freeing it would wait for the peers."""
+    def leave(self) -> None:
+        """Says goodbye, unless MPI is gone already."""
         if self.MPI.Is_finalized():
             return
         with self.changed:
             for peer in range(self.ranks):
                 if peer != self.rank and peer not in self.lost:
                     self.send_frame(peer, HEADER.pack(LEFT, 0, 0))
-            deadline = time.monotonic() + 1.0
-            while self._sends and time.monotonic() < deadline:
+
+    def end(self, deadline: float) -> None:
+        """Lets what is on its way arrive. The duplicate is left to MPI_Finalize: freeing it would wait for the peers."""
+        with self.changed:
+            while self._sends and not self.MPI.Is_finalized() and time.monotonic() < deadline:
                 self.progress()
 
 
@@ -345,9 +355,9 @@ class Processes(Alone):
         """The ranks of torch.distributed that form the group."""
         return self.mailbox.members()
 
-    def close(self) -> None:
+    def leave(self) -> None:
         self.comm.close()
-        self.mailbox.close()
+        self.mailbox.leave()
 
 
 _ALONE = Alone()
@@ -413,12 +423,18 @@ def _threads_of(ranks: Any) -> Any:
 
 def _torch(group: Any) -> Any:
     key = "dist:" + group.group_name
+    if type(group).__name__ == "FakeScriptObject":  # what torch.compile shows in its place
+        return _by_key(key)
     found = _processes.get(key)
     if found is not None and found[0]() is group:
         return found[1]
+    if group.size() == 1:
+        return _ALONE
     with _lock:
-        if group.size() == 1:
-            return _ALONE
+        if found is not None:  # another group had this name, before torch.distributed was started anew
+            del _processes[key]
+            found[1].leave()
+            found[1].mailbox.end(time.monotonic() + 1.0)
         made = Processes(key, GlooMailbox(group))
         _processes[key] = (weakref.ref(group), made)
         return made
@@ -438,11 +454,15 @@ def _mpi(comm: Any) -> Any:
 
 
 def close() -> None:
-    """Leaves every group of processes that this process is a member of. Done at exit; never waits for the peers."""
+    """Leaves every group of processes that this process is a member of; takes a second or two at most. Done at exit."""
     with _lock:
-        while _processes:
-            _, (_, group) = _processes.popitem()
-            group.close()
+        groups = [group for _, group in _processes.values()]
+        _processes.clear()
+        for group in groups:
+            group.leave()
+        deadline = time.monotonic() + 1.0
+        for group in groups:
+            group.mailbox.end(deadline)
 
 
 atexit.register(close)

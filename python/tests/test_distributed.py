@@ -1,0 +1,51 @@
+"""Rings of processes under torchrun, over gloo: each check of workers/ring_checks.py on 2 and on 4 ranks."""
+
+import json
+import pathlib
+import sys
+
+import pytest
+import torch.distributed
+from conftest import run_python
+
+WORKERS = pathlib.Path(__file__).parent / "workers"
+sys.path.insert(0, str(WORKERS))
+import ring_checks  # noqa: E402
+
+if not torch.distributed.is_available():
+    pytest.skip("this build of torch has no torch.distributed", allow_module_level=True)
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def results(request, tmp_path_factory):
+    path = tmp_path_factory.mktemp("ring") / "results.json"
+    done = run_python(WORKERS / "ring_checks.py", ranks=request.param, arguments=[path], timeout=240, check=False)
+    found = json.loads(path.read_text()) if path.exists() else {}
+    return found, done
+
+
+@pytest.mark.parametrize("name", ring_checks.names())
+def test_on_a_group_of_processes(results, name):
+    found, done = results
+    assert name in found, f"the ranks did not come this far\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    assert found[name] == "ok", found[name]
+
+
+def test_all_ranks_leave_in_order(results):
+    _, done = results
+    assert done.returncode == 0, f"{done.stdout[-2000:]}\n{done.stderr[-6000:]}"
+    assert "terminate called" not in done.stderr and "Exception ignored" not in done.stderr, done.stderr[-4000:]
+
+
+@pytest.mark.parametrize("way", ["exit", "kill during a call"])
+def test_a_rank_that_dies_gives_an_exception_on_the_others(tmp_path, way):
+    done = run_python(WORKERS / "dying_rank.py", ranks=3, arguments=[way, tmp_path], timeout=90, check=False)
+    for rank in (0, 1):
+        path = tmp_path / f"{rank}.json"
+        assert path.exists(), f"rank {rank} left nothing\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        found = json.loads(path.read_text())
+        assert found is not None, f"rank {rank} saw no exception"
+        assert found["status"] in ("RA_PEER_LOST", "RA_TIMEOUT"), found
+        assert "rank 2" in found["message"], found
+        assert found["seconds"] < 20, found
+        assert "again" in found, "a broken group must stay broken"
