@@ -193,6 +193,17 @@ typedef struct ra_comm_ops {
 } ra_comm_ops;
 RA_API ra_status ra_comm_custom(const ra_comm_ops *ops, void *ctx, int rank, int ranks, ra_comm **comm);
 
+/* One rank of a group played alone: what its peers would send is made by the caller instead, so that a job too large for one machine can be
+ * measured and checked rank by rank. Sends go nowhere and are counted; gradients of peers count as zero, so out, lse and dq are those of
+ * the whole job, and dk and dv hold this rank's own share. Sharded queries only.
+ * make_row writes the head_dim elements of a row of k (value false) or v (value true); it may be called from several threads. */
+typedef struct ra_solo_ops {
+    uint32_t struct_size; /* sizeof(ra_solo_ops) */
+    void (*make_row)(void *ctx, bool value, int64_t batch, int64_t key, int64_t kv_head, void *elements);
+    void *ctx;
+} ra_solo_ops;
+RA_API ra_status ra_comm_solo(int rank, int ranks, const ra_solo_ops *ops, ra_comm **comm);
+
 RA_API int ra_comm_rank(const ra_comm *comm);
 RA_API int ra_comm_size(const ra_comm *comm);
 /* "self", "threads", "mpi", "custom", ... */

@@ -1,9 +1,11 @@
 #include "ring/call.h"
 
+#include <string.h>
 #include <time.h>
 
 #include "core/alloc.h"
 #include "core/status.h"
+#include "ring/pack.h"
 
 double ra_seconds(void) {
     struct timespec now;
@@ -36,7 +38,8 @@ ra_status ra_call_end(ra_call *call, ra_status status) {
     if (call->workspace && reusable) ra_pool_give(comm->pool, call->workspace);
     ra_link_counts now = ra_link_read(comm->link);
     ra_stats_data *stats = &call->plan->stats;
-    stats->bytes_sent = now.bytes_sent - call->counts.bytes_sent;
+    stats->bytes_sent = now.bytes_sent - call->counts.bytes_sent + comm->solo_bytes;
+    comm->solo_bytes = 0;
     stats->bytes_received = now.bytes_received - call->counts.bytes_received;
     stats->wait_seconds = now.wait_seconds - call->counts.wait_seconds;
     return status;
@@ -52,12 +55,27 @@ char *ra_call_carve(const ra_call *call, int64_t *cursor, int64_t bytes) {
 
 ra_status ra_call_recv(ra_call *call, int peer, char *buffer, int64_t payload) {
     ra_comm *comm = call->plan->comm;
+    if (comm->solo.make_row) {
+        memset(buffer + RA_LINK_HEADER, 0, (size_t)payload);
+        return RA_OK;
+    }
     ra_transfer *transfer = &call->plan->transfers[call->transfer_count++];
     return ra_link_recv(comm->link, peer, comm->received[peer]++, call->step, buffer, payload, transfer);
 }
 
+ra_status ra_call_recv_kv(ra_call *call, int peer, char *buffer, int64_t payload, const ra_piece *pieces, int64_t count) {
+    ra_comm *comm = call->plan->comm;
+    if (!comm->solo.make_row) return ra_call_recv(call, peer, buffer, payload);
+    ra_make_pieces(&call->plan->route, pieces, count, comm->workers, &comm->solo, buffer + RA_LINK_HEADER);
+    return RA_OK;
+}
+
 ra_status ra_call_send(ra_call *call, int peer, char *buffer, int64_t payload) {
     ra_comm *comm = call->plan->comm;
+    if (comm->solo.make_row) {
+        comm->solo_bytes += payload;
+        return RA_OK;
+    }
     ra_transfer *transfer = &call->plan->transfers[call->transfer_count++];
     return ra_link_send(comm->link, peer, comm->sent[peer]++, call->step, buffer, payload, transfer);
 }

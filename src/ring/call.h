@@ -25,6 +25,8 @@ char *ra_call_carve(const ra_call *call, int64_t *cursor, int64_t bytes);
 
 /* Start a message of this step. buffer has room for the header. */
 ra_status ra_call_recv(ra_call *call, int peer, char *buffer, int64_t payload);
+/* The same for pieces of K and V, which a rank played alone makes for itself. */
+ra_status ra_call_recv_kv(ra_call *call, int peer, char *buffer, int64_t payload, const ra_piece *pieces, int64_t count);
 ra_status ra_call_send(ra_call *call, int peer, char *buffer, int64_t payload);
 /* Waits for all messages of this step. */
 ra_status ra_call_wait(ra_call *call);

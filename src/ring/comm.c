@@ -5,7 +5,7 @@
 #include "geometry/config.h"
 #include "ring/plan.h"
 
-static int64_t tag_bytes(const ra_comm *comm) { return (int64_t)sizeof(uint64_t) * ra_link_size(comm->link); }
+static int64_t tag_bytes(const ra_comm *comm) { return (int64_t)sizeof(uint64_t) * comm->ranks; }
 
 ra_status ra_comm_from_link(ra_link *link, ra_comm **result) {
     ra_comm *comm = ra_calloc(sizeof *comm);
@@ -14,6 +14,8 @@ ra_status ra_comm_from_link(ra_link *link, ra_comm **result) {
         return ra_fail(RA_NOMEM, "no memory for a communicator");
     }
     comm->link = link;
+    comm->rank = ra_link_rank(link);
+    comm->ranks = ra_link_size(link);
     comm->pool = ra_pool_create();
     comm->sent = ra_calloc(tag_bytes(comm));
     comm->received = ra_calloc(tag_bytes(comm));
@@ -84,9 +86,28 @@ ra_status ra_comm_custom(const ra_comm_ops *ops, void *ctx, int rank, int ranks,
     return ra_comm_from_link(link, comm);
 }
 
-int ra_comm_rank(const ra_comm *comm) { return comm ? ra_link_rank(comm->link) : -1; }
-int ra_comm_size(const ra_comm *comm) { return comm ? ra_link_size(comm->link) : 0; }
-const char *ra_comm_transport(const ra_comm *comm) { return comm ? ra_link_transport(comm->link) : ""; }
+/* The link of a rank played alone is that of a single rank; only numbers tell it from a real one. */
+ra_status ra_comm_solo(int rank, int ranks, const ra_solo_ops *ops, ra_comm **comm) {
+    if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
+    *comm = NULL;
+    if (!ops || !ops->make_row) return ra_fail(RA_INVALID, "ops lacks make_row");
+    if (ops->struct_size != sizeof *ops)
+        return ra_fail(RA_INVALID, "ops has struct_size %u, this library knows %zu", ops->struct_size, sizeof *ops);
+    if (ranks < 1 || ranks > RA_MAX_RANKS) return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
+    if (rank < 0 || rank >= ranks) return ra_fail(RA_INVALID, "rank is %d, which is not in 0..%d", rank, ranks - 1);
+    RA_TRY(ra_comm_self(comm));
+    ra_free((*comm)->sent, tag_bytes(*comm)); /* no message is ever tagged */
+    ra_free((*comm)->received, tag_bytes(*comm));
+    (*comm)->sent = (*comm)->received = NULL;
+    (*comm)->rank = rank;
+    (*comm)->ranks = ranks;
+    (*comm)->solo = *ops;
+    return RA_OK;
+}
+
+int ra_comm_rank(const ra_comm *comm) { return comm ? comm->rank : -1; }
+int ra_comm_size(const ra_comm *comm) { return comm ? comm->ranks : 0; }
+const char *ra_comm_transport(const ra_comm *comm) { return !comm ? "" : comm->solo.make_row ? "solo" : ra_link_transport(comm->link); }
 
 ra_status ra_comm_set_timeout(ra_comm *comm, double timeout, double start_timeout) {
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");

@@ -45,7 +45,7 @@ static int rank_of(const direct *message) { return message->own->channel->member
 static ra_status exchange(ra_call *call, ra_tensor k, ra_tensor v, int64_t size, char *in, char *out) {
     direct message;
     for (direct_loop loop = {call->plan, false, 0, 0}; next_direct(&loop, &message); in += ra_framed(message.elements * size))
-        RA_TRY(ra_call_recv(call, rank_of(&message), in, message.elements * size));
+        RA_TRY(ra_call_recv_kv(call, rank_of(&message), in, message.elements * size, message.pieces, message.count));
     for (direct_loop loop = {call->plan, true, 0, 0}; next_direct(&loop, &message); out += ra_framed(message.elements * size)) {
         char *packed = out + RA_LINK_HEADER;
         for (int64_t i = 0; i < message.count; i++) {

@@ -2,6 +2,7 @@
 #ifndef RA_RING_PACK_H
 #define RA_RING_PACK_H
 
+#include "core/workers.h"
 #include "ring/messages.h"
 
 /* Copies the rows of a piece from the rank's tensor (k or v) to `packed`: [batch][head][repeat][row][d]. */
@@ -14,5 +15,8 @@ void ra_unpack_add(const ra_route *route, const ra_piece *piece, const char *pac
 ra_tensor ra_packed_view(const ra_route *route, const ra_piece *piece, char *packed);
 /* a[i] += b[i] over `count` sums of the configuration's state type. */
 void ra_add_sums(ra_dtype dtype, char *a, const char *b, int64_t count);
+/* What a peer would have sent, made row by row: pieces one after the other, each K then V. */
+void ra_make_pieces(const ra_route *route, const ra_piece *pieces, int64_t count, ra_workers *workers, const ra_solo_ops *ops,
+                    char *packed);
 
 #endif

@@ -164,6 +164,8 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     *plan = NULL;
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
     RA_TRY(ra_link_status(comm->link));
+    if (comm->solo.make_row && desc && desc->query_placement == RA_REPLICATED)
+        return ra_fail(RA_NOT_AVAILABLE, "a rank played alone needs sharded queries");
     ra_arena arena = {0};
     ra_config config = {0};
     char *key = NULL;
@@ -184,7 +186,7 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     if (status == RA_OK) status = find_or_make(comm, desc, key, length, shared, &made);
     if (config.placement == RA_REPLICATED) { /* the agreement rides on the merge; only a failure must be told now */
         if (status != RA_OK && ra_comm_size(comm) > 1) ra_link_abort(comm->link, status, ra_last_error());
-    } else if (ra_comm_size(comm) > 1) {
+    } else if (ra_comm_size(comm) > 1 && !comm->solo.make_row) {
         if (status == RA_OK) {
             ra_link_set_checksum(comm->link, config.checksum);
             /* What was chosen takes the place of this rank's own affairs. */

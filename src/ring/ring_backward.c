@@ -43,7 +43,7 @@ static ra_status receive_kv(backward *b, int32_t hop, char *there) {
     for (int64_t i = 0; i < plan->next_held.count; i++) {
         const ra_message *message = &plan->next_held.list[i];
         int64_t payload = ra_message_payload(&plan->route, message, hop + 1, b->pass->size);
-        RA_TRY(ra_call_recv(b->call, ra_message_rank(message, -1), there + message->offset, payload));
+        RA_TRY(ra_call_recv_kv(b->call, ra_message_rank(message, -1), there + message->offset, payload, message->pieces, message->count));
     }
     return RA_OK;
 }

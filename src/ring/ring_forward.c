@@ -21,7 +21,8 @@ static ra_status take_hop(ra_forward_pass *f, const ra_own_channel *own, int64_t
         for (int64_t i = 0; i < plan->next_held.count; i++) {
             const ra_message *message = &plan->next_held.list[i];
             int64_t payload = ra_message_payload(route, message, hop_index + 1, size);
-            RA_TRY(ra_call_recv(&f->call, ra_message_rank(message, -1), there + message->offset, payload));
+            RA_TRY(ra_call_recv_kv(&f->call, ra_message_rank(message, -1), there + message->offset, payload, message->pieces,
+                                   message->count));
         }
     }
     for (int64_t i = 0; i < plan->held.count; i++) {
