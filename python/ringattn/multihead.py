@@ -151,6 +151,7 @@ class RingMultiheadDilatedAttention(nn.Module):
             raise ValueError(f"query has shape {tuple(query.shape)}; it must be [batch, rows, embed_dim] or [rows, embed_dim]")
         key = query if key is None else key
         value = key if value is None else value
+        together = query is key and key is value
         single = query.dim() == 2
         if single:
             query, key, value = query.unsqueeze(0), key.unsqueeze(0), value.unsqueeze(0)
@@ -159,6 +160,8 @@ class RingMultiheadDilatedAttention(nn.Module):
             query, key, value = query.transpose(0, 1), key.transpose(0, 1), value.transpose(0, 1)
         causal = self._causal(attn_mask, is_causal, query, key)
         key_range = self._key_range(key_padding_mask, key)
+        if together and self.in_proj_weight is not None:
+            key = value = None  # one projection; said here, since a checkpoint may hand over copies that are no longer the same tensor
         if self.checkpoint and torch.is_grad_enabled():
             output = _checkpoint(self._attend, query, key, value, causal, key_range, use_reentrant=False)
         else:
@@ -169,7 +172,7 @@ class RingMultiheadDilatedAttention(nn.Module):
             output = output.transpose(0, 1)
         return output, None
 
-    def _attend(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, causal: bool,
+    def _attend(self, query: torch.Tensor, key: Optional[torch.Tensor], value: Optional[torch.Tensor], causal: bool,
                 key_range: Optional[torch.Tensor]) -> torch.Tensor:
         inner = self.attention
         q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)) for x in self._project(query, key, value))
@@ -184,10 +187,10 @@ class RingMultiheadDilatedAttention(nn.Module):
             out = self.norm(out)
         return self.out_proj(out)
 
-    def _project(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def _project(self, query: torch.Tensor, key: Optional[torch.Tensor], value: Optional[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        if key is None:
+            return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
         if self.in_proj_weight is not None:
-            if query is key and key is value:
-                return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
             weights = self.in_proj_weight.chunk(3)
         else:
             weights = (self.q_proj_weight, self.k_proj_weight, self.v_proj_weight)

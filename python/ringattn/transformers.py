@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import Any, Callable, NamedTuple, Optional
+from typing import Any, Callable, Optional
 
 import torch
 
@@ -19,13 +19,25 @@ _OPTIONS = set(inspect.signature(_attention).parameters) - {"query", "key", "val
                                                             "seed", "return_lse"}
 
 
-class _Mask(NamedTuple):
-    """What a model's mask says, in the terms of ``attention``; handed from the mask function to the attention function."""
+# What a model's mask says, handed from the mask function to the attention function. transformers passes masks on as tensors of four
+# dimensions, so that is what it travels as: int64 [batch, 1, 1, columns], on the CPU, where the library needs the numbers.
+_MARK = 0x72696E6761  # no mask of a user's begins with it
+_COLUMNS = 7  # mark, causal, window left and right, keys that count (a static cache holds more), first key, past the last key
 
-    is_causal: bool
-    window: Optional[tuple[int, int]]
-    keys: int  # keys that count: a static cache holds more
-    key_range: Optional[torch.Tensor]
+
+def _encode(is_causal: bool, window: tuple[int, int], keys: int, key_range: Optional[torch.Tensor], batch: int) -> torch.Tensor:
+    mask = torch.tensor([_MARK, int(is_causal), *window, keys, 0, keys]).repeat(batch, 1)
+    if key_range is not None:
+        mask[:, -2:] = key_range
+    return mask.view(batch, 1, 1, _COLUMNS)
+
+
+def _decode(mask: Any) -> tuple[bool, tuple[int, int], int, list[list[int]]]:
+    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.int64 or mask.shape[1:] != (1, 1, _COLUMNS) or int(mask[0, 0, 0, 0]) != _MARK:
+        raise ValueError("ringattn supports causal, full and sliding-window masks with padding; an attention mask that is given whole is not")
+    rows = mask.view(-1, _COLUMNS).tolist()
+    _, is_causal, left, right, keys, _, _ = rows[0]
+    return bool(is_causal), (left, right), keys, [row[-2:] for row in rows]
 
 
 def register(name: str = "ringattn", **options: Any) -> None:
@@ -51,7 +63,7 @@ def register(name: str = "ringattn", **options: Any) -> None:
 
 def _mask(batch_size: int, kv_length: int, mask_function: Callable, attention_mask: Optional[torch.Tensor] = None, q_length: Any = None,
           q_offset: Any = 0, kv_offset: int = 0, cache_position: Optional[torch.Tensor] = None, local_size: Optional[int] = None,
-          use_vmap: bool = False, device: Any = "cpu", **_: Any) -> _Mask:
+          use_vmap: bool = False, device: Any = "cpu", **_: Any) -> torch.Tensor:
     """Reads a mask from the rule that transformers gives for it, and checks the reading at every boundary of the rule."""
     if use_vmap:
         raise ValueError("ringattn supports causal, full and sliding-window masks with padding; this model adds a mask of its own")
@@ -89,14 +101,14 @@ def _mask(batch_size: int, kv_length: int, mask_function: Callable, attention_ma
         if not bool((seen == expected).all()):
             raise ValueError("ringattn supports causal, full and sliding-window masks with padding; this model's mask is another one (packed "
                              "sequences, say)")
-    window = None if left < 0 else (left, 0 if is_causal else left)
+    window = (-1, -1) if left < 0 else (left, 0 if is_causal else left)
     key_range = None
     if attention_mask is not None:
         padding = ~attention_mask[:, kv_offset:kv_offset + keys].bool()
         if padding.shape[1] < keys:
             padding = torch.nn.functional.pad(padding, (0, keys - padding.shape[1]), value=True)
         key_range = range_of_mask(padding, "", "contiguous")
-    return _Mask(is_causal, window, keys, key_range)
+    return _encode(is_causal, window, keys, key_range, batch_size)
 
 
 def _says_no(answer: tuple[torch.Tensor, torch.Tensor]) -> bool:
@@ -114,11 +126,9 @@ def _attention_function(options: dict[str, Any]) -> Callable:
         if kwargs.get("output_attentions"):
             raise ValueError("output_attentions is not supported by ringattn: the weights are never formed")
         window, key_range = None, None
-        if isinstance(attention_mask, _Mask):
-            causal, window, keys, key_range = attention_mask
+        if attention_mask is not None:
+            causal, window, keys, key_range = _decode(attention_mask)
             key, value = key[:, :, :keys], value[:, :, :keys]
-        elif attention_mask is not None:
-            raise ValueError("ringattn supports causal, full and sliding-window masks with padding; an attention mask that is given whole is not")
         else:
             causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
             if sliding_window is not None:

@@ -37,7 +37,7 @@ def test_all_ranks_leave_in_order(results):
     assert "terminate called" not in done.stderr and "Exception ignored" not in done.stderr, done.stderr[-4000:]
 
 
-@pytest.mark.parametrize("way", ["exit", "kill during a call"])
+@pytest.mark.parametrize("way", ["exit", "kill during a call", "stop during a call"])
 def test_a_rank_that_dies_gives_an_exception_on_the_others(tmp_path, way):
     done = run_python(WORKERS / "dying_rank.py", ranks=3, arguments=[way, tmp_path], timeout=90, check=False)
     for rank in (0, 1):

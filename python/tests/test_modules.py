@@ -1,0 +1,192 @@
+"""RingDilatedAttention and the presets of it."""
+
+import pytest
+import ringattn
+import torch
+
+PRESETS = ["RingDilatedAttention", "RingDilatedAttentionHybrid", "RingDilatedAttentionV3", "RingDilatedAttentionV2Collective",
+           "RingDilatedAttentionV2", "RingAttentionCorrect"]
+
+
+def inputs(requires_grad=False, **kwargs):
+    torch.manual_seed(0)
+    return [torch.randn(2, 24, 6, 8, requires_grad=requires_grad, **kwargs) for _ in range(3)]
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_computes_the_function_of_attention(name):
+    pattern = {"dilate_queries": False}
+    q, k, v = inputs()
+    expected = ringattn.attention(q, k, v, segment_lengths=[8, 24], dilation_rates=[1, 2], is_causal=True, **pattern)
+    for ring_size in (None, 1, 3):
+        module = getattr(ringattn, name)([8, 24], [1, 2], 0.0, ring_size, **pattern)
+        assert module.ring_size == (ring_size or 1)
+        found = module(q, k, v, is_causal=True)
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-6)
+
+
+def test_presets_say_how_queries_and_keys_meet():
+    def settings(name):
+        module = getattr(ringattn, name)([8], [1])
+        return module.schedule, module.query_placement
+
+    assert settings("RingDilatedAttentionHybrid") == settings("RingDilatedAttentionV3") == ("ring", "sharded")
+    assert settings("RingDilatedAttentionV2Collective") == ("gather", "sharded")
+    assert settings("RingDilatedAttentionV2") == settings("RingAttentionCorrect") == ("auto", "replicated")
+
+
+@pytest.mark.parametrize("name, schedule", [("RingDilatedAttentionV3", "ring"), ("RingDilatedAttentionV2Collective", "gather")])
+def test_a_preset_really_runs_its_schedule(name, schedule):
+    getattr(ringattn, name)(ring_size=2)(*inputs())
+    assert ringattn.stats()["schedule"] == schedule
+
+
+def test_the_configuration_of_the_notes_is_taken_as_it_is():
+    module = ringattn.RingDilatedAttentionHybrid(
+        segment_lengths=[8, 16, 24], dilation_rates=[1, 2, 4], ring_size=2, enable_memory_pool=True, use_pattern_cache=True,
+        use_flash_attention=True, dtype=torch.float32, device="cpu", dropout=0.1, bucket_size=4)
+    with pytest.warns(ringattn.HolesWarning):
+        out = module(*inputs(), is_causal=True)
+    assert out.shape == (2, 24, 6, 8)
+
+
+def test_ring_attention_correct_takes_a_ring_size_per_call():
+    q, k, v = inputs(requires_grad=True)
+    expected = torch.nn.functional.scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v))).transpose(1, 2)
+    module = ringattn.RingAttentionCorrect()
+    for ring_size in (1, 2, 4, 8):
+        torch.testing.assert_close(module(q, k, v, ring_size), expected, rtol=1e-3, atol=1e-4)
+    assert module.ring_size == 1
+    with pytest.raises(ValueError, match="ring_size"):
+        module(q, k, v, True)
+
+
+def test_dropout_acts_in_training_only():
+    q, k, v = inputs()
+    module = ringattn.RingDilatedAttention(dropout=0.5)
+    expected = ringattn.attention(q, k, v)
+    assert not torch.allclose(module(q, k, v), expected)
+    assert torch.equal(module(q, k, v, seed=3), ringattn.attention(q, k, v, dropout_p=0.5, seed=3))
+    assert torch.equal(module.eval()(q, k, v), expected)
+
+
+def test_use_flash_attention_false_runs_the_scalar_kernel():
+    q, k, v = inputs()
+    ringattn.RingDilatedAttention(use_flash_attention=False)(q, k, v)
+    assert ringattn.stats()["kernel"] == "scalar"
+    ringattn.RingDilatedAttention()(q, k, v)
+    best = next(kernel["name"] for kernel in ringattn.info()["kernels"] if kernel["available"])
+    assert ringattn.stats()["kernel"] == best
+
+
+@pytest.mark.parametrize("group", [None, 2])
+def test_memory_pool_and_pattern_cache_switches_do_what_they_say(group):
+    q, k, v = inputs()
+    kept = ringattn.RingDilatedAttention(group=group)
+    other = q[:, :11].contiguous()
+    for _ in range(3):
+        kept(q, k, v)
+        kept(other, other, other)
+    assert ringattn.stats()["cache_hits"] > 0
+    for switch in ("enable_memory_pool", "use_pattern_cache"):
+        fresh = ringattn.RingDilatedAttention(group=group, **{switch: False})
+        for _ in range(3):
+            fresh(q, k, v)
+            fresh(other, other, other)
+        assert ringattn.stats()["cache_hits"] == 0 and ringattn.stats()["pool_hits"] == 0
+
+
+def test_dtype_none_is_the_librarys_recommendation():
+    q, k, v = inputs()
+    recommended = getattr(torch, ringattn.recommended_dtype())
+    expected = ringattn.attention(*(x.to(recommended) for x in (q, k, v))).float()
+    out = ringattn.RingDilatedAttention()(q, k, v)
+    assert out.dtype == torch.float32 and torch.equal(out, expected)
+
+
+def test_a_given_dtype_is_computed_in_and_converted_back():
+    q, k, v = inputs(requires_grad=True)
+    out = ringattn.RingDilatedAttention(dtype=torch.bfloat16)(q, k, v)
+    assert out.dtype == torch.float32
+    assert torch.equal(out, ringattn.attention(*(x.bfloat16() for x in (q, k, v))).float())
+    out.sum().backward()
+    assert q.grad.dtype == torch.float32
+
+
+def test_float64_stays_float64():
+    q, k, v = inputs(dtype=torch.float64)
+    assert torch.equal(ringattn.RingDilatedAttention()(q, k, v), ringattn.attention(q, k, v))
+
+
+def test_gradients_flow_through_every_preset():
+    for name in PRESETS:
+        q, k, v = inputs(requires_grad=True)
+        getattr(ringattn, name)(ring_size=2)(q, k, v).square().sum().backward()
+        again = inputs(requires_grad=True)
+        ringattn.attention(*again).square().sum().backward()
+        for a, b in zip((q, k, v), again):
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_a_module_can_be_copied_pickled_and_printed():
+    import copy
+    import io
+
+    module = ringattn.RingDilatedAttention([8, 24], [1, 2], dilate_queries=False, ring_size=2)
+    q, k, v = inputs()
+    file = io.BytesIO()
+    torch.save(module, file)
+    file.seek(0)
+    for other in (copy.deepcopy(module), torch.load(file, weights_only=False)):
+        assert torch.equal(other(q, k, v), module(q, k, v))
+    assert "segment_lengths=[8, 24]" in repr(module) and not list(module.parameters()) and not module.state_dict()
+
+
+@pytest.mark.parametrize("options, match", [
+    ({"segment_lengths": [8]}, "dilation_rates is missing"),
+    ({"segment_lengths": [8], "dilation_rates": [1, 2]}, "2"),
+    ({"dropout": 1.5}, "dropout"),
+    ({"ring_size": 0}, "ring_size"),
+    ({"ring_size": 3, "group": 2}, "group has 2 ranks"),
+    ({"dtype": torch.int32}, "dtype"),
+    ({"layout": "diagonal"}, "layout"),
+    ({"schedule": "slow"}, "schedule"),
+    ({"bucket_size": -4}, "bucket"),
+])
+def test_wrong_arguments_are_found_on_construction(options, match):
+    with pytest.raises(ValueError, match=match):
+        ringattn.RingDilatedAttention(**options)
+
+
+def test_an_unknown_argument_raises():
+    with pytest.raises(TypeError, match="attn_mask"):
+        ringattn.RingDilatedAttention(attn_mask=None)
+    with pytest.raises(TypeError, match="attn_mask"):
+        ringattn.RingDilatedAttention()(*inputs(), attn_mask=None)
+
+
+def test_inputs_on_another_device_than_the_modules_raise():
+    with pytest.raises(ValueError, match="cpu and the module on cuda"):
+        ringattn.RingDilatedAttention(device="cuda")(*inputs())
+
+
+def test_check_compares_in_process_ranks_and_names_what_differs():
+    module = ringattn.RingDilatedAttention([8, 24], [1, 2], dilate_queries=False)
+    sample = tuple(inputs())
+    report = ringattn.check(module, sample, group=3, is_causal=True)
+    assert report and report.ok and report.ranks == 3 and "all tensors agree" in str(report)
+    assert [tensor.name for tensor in report.tensors] == ["output", "input 0 gradient", "input 1 gradient", "input 2 gradient"]
+    assert module.group is None
+
+    class Wrong(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = module
+
+        def forward(self, q, k, v):
+            return self.inner(q, k, v) * (1.0 if self.inner.group is None else 1.01)
+
+    report = ringattn.check(Wrong(), sample, group=2)
+    assert not report and "output" in report.differs and "differs in output" in str(report)
+    with pytest.raises(ValueError, match="none of this package's"):
+        ringattn.check(torch.nn.Linear(2, 2), torch.zeros(1, 2, 2), group=2)
