@@ -17,6 +17,7 @@ ra_status ra_call_begin(ra_call *call, ra_plan *plan, const char *phase, int64_t
     ra_comm *comm = plan->comm;
     *call = (ra_call){.plan = plan, .phase = phase};
     RA_TRY(ra_link_status(comm->link));
+    ra_link_set_phase(comm->link, phase);
     void *block = NULL;
     ra_status status = ra_pool_take(comm->pool, workspace_bytes, &block);
     if (status == RA_OK) status = ra_comm_workers(comm, plan->threads);

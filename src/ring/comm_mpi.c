@@ -20,8 +20,9 @@ static ra_status open_comm(const char *implementation, const void *mpi, size_t b
     ra_status status = session.ctx ? RA_OK : ra_fail(RA_NOMEM, "no memory to open the communicator");
     if (status == RA_OK) status = ra_link_create(&session.ops, session.ctx, session.rank, session.ranks, "mpi", &link);
     if (status == RA_OK) status = ra_comm_from_link(link, comm);
+    if (status == RA_OK) status = ra_comm_set_timeout(*comm, 60, start_timeout);
     status = ra_mpi_agree(&session, status, start_timeout);
-    if (status == RA_OK) return ra_comm_set_timeout(*comm, 60, start_timeout);
+    if (status == RA_OK) return RA_OK;
     ra_comm_destroy(*comm);
     *comm = NULL;
     return status;

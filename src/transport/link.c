@@ -33,9 +33,11 @@ ra_status ra_link_break(ra_link *link, ra_status status, int culprit) {
         link->status = status;
         link->culprit = culprit;
         snprintf(link->sentence, sizeof link->sentence, "%s", ra_last_error());
-        ra_history_print(link);
-        ra_control_tell(link);
-        if (link->ops.abort) link->ops.abort(link->ctx, status);
+        if (link->open) {
+            ra_history_print(link);
+            ra_control_tell(link);
+            if (link->ops.abort) link->ops.abort(link->ctx, status);
+        }
     }
     return ra_link_broken(link);
 }
@@ -129,6 +131,7 @@ ra_status ra_link_create(const ra_comm_ops *ops, void *ctx, int rank, int ranks,
     pthread_condattr_destroy(&monotonic);
     lock(link);
     status = ra_control_start(link);
+    link->open = status == RA_OK;
     unlock(link);
     if (status == RA_OK) *out = link;
     else ra_link_destroy(link);
@@ -148,10 +151,17 @@ ra_status ra_link_set_timeout(ra_link *link, double timeout, double start_timeou
     link->timeout = timeout;
     link->start_timeout = start_timeout;
     link->next_beat = 0; /* the peers learn of it, and beat as often as it needs */
-    ra_control_service(link);
     pthread_cond_signal(&link->wake);
+    ra_status status = ra_link_broken(link);
     unlock(link);
-    return RA_OK;
+    return status;
+}
+
+void ra_link_set_phase(ra_link *link, const char *phase) {
+    lock(link);
+    snprintf(link->phase, sizeof link->phase, "%s", phase);
+    link->step = 0;
+    unlock(link);
 }
 
 void ra_link_set_checksum(ra_link *link, bool payload_crc) {

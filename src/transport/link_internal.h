@@ -142,6 +142,7 @@ struct ra_link {
     ra_event events[RA_EVENTS];
     uint64_t event_count;
 
+    bool open;        /* ra_link_create is through: from then on the peers are told of failures */
     ra_status status; /* not RA_OK: broken */
     int culprit;      /* the rank that broke it */
     char sentence[RA_SENTENCE];

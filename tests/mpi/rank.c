@@ -71,6 +71,10 @@ static ra_link *open_link(const ra_fault *fault, void **fault_ctx, ra_comm **com
     CHECK(ra_link_set_timeout(link, timeout_seconds, 60) == RA_OK);
     rank_of = session.rank;
     ranks_of = session.ranks;
+    char name[512];
+    snprintf(name, sizeof name, "%s.%d.pid", getenv("RESULT"), rank_of);
+    FILE *file = fopen(name, "w"); /* for driver.py, which ends stopped processes */
+    CHECK(file && fprintf(file, "%d", (int)getpid()) > 0 && fclose(file) == 0);
     return link;
 }
 
@@ -391,18 +395,15 @@ static void nomem(void) {
             atomic_store(&failing_count, nth % 2 ? 1 : INT64_MAX);
             if (rank_of == victim) atomic_store(&failing_from, nth);
             ra_status status = ra_comm_mpi_world(60, &comm);
-            bool hit = atomic_load(&calls) > nth;
             atomic_store(&failing_from, -1);
-            if (status == RA_OK) {
-                ra_comm_destroy(comm);
-                CHECK(rank_of != victim || !hit || nth > 10);
-            }
+            if (status == RA_OK) ra_comm_destroy(comm);
             CHECK(status == RA_OK || status == RA_NOMEM || status == RA_PEER_LOST);
             CHECK(atomic_load(&live) == before);
             if (status == RA_OK) break;
             injected++;
         }
     }
+    CHECK(injected >= 10 * ranks_of);
     char note[64];
     snprintf(note, sizeof note, "%d failures", injected);
     report(RA_OK, 0, note);

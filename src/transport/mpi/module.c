@@ -16,6 +16,7 @@
 #include <mpi.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -154,18 +155,21 @@ static ra_status post_send(void *ctx, int peer, uint64_t tag, const void *buf, s
     return post(ctx, peer, tag, (char *)(uintptr_t)buf, bytes, false, out);
 }
 
-/* Gives up the pieces of a receive that have not begun; true when MPI has let go of all of them. */
+/* Gives up what has not begun; true when MPI has let go of all pieces. What is just ending gets a moment for it. */
 static bool give_up(request *r) {
     bool all = true;
+    double until = now() + 0.01;
     for (int i = r->next; i < r->count; i++) {
         int done = 0;
-        pthread_mutex_lock(&mpi_mutex);
-        MPI_Test(&r->pieces[i], &done, MPI_STATUS_IGNORE);
-        if (!done && r->receiving) {
-            MPI_Cancel(&r->pieces[i]);
-            for (int look = 0; look < 100 && !done; look++) MPI_Test(&r->pieces[i], &done, MPI_STATUS_IGNORE);
+        bool cancelled = false;
+        for (int looks = 0; !done; relax(&looks)) {
+            pthread_mutex_lock(&mpi_mutex);
+            MPI_Test(&r->pieces[i], &done, MPI_STATUS_IGNORE);
+            if (!done && r->receiving && !cancelled) MPI_Cancel(&r->pieces[i]);
+            cancelled = true;
+            pthread_mutex_unlock(&mpi_mutex);
+            if (now() > until) break;
         }
-        pthread_mutex_unlock(&mpi_mutex);
         all &= done != 0;
     }
     return all;
@@ -226,11 +230,13 @@ static ra_status cancel(void *ctx, void *request_) {
     return RA_OK;
 }
 
+/* After any error MPI is not finalized. After one of communication the duplicate is not used again either; a rank that gave up for a
+ * reason of its own leaves it as good as it was. */
 static void abort_rank(void *ctx, ra_status status) {
-    (void)status;
     endpoint *e = ctx;
     pthread_mutex_lock(&mpi_mutex);
-    e->shared->failed = anything_failed = true;
+    anything_failed = true;
+    if (status == RA_PEER_LOST || status == RA_TIMEOUT || status == RA_PROTOCOL) e->shared->failed = true;
     pthread_mutex_unlock(&mpi_mutex);
 }
 
@@ -288,6 +294,18 @@ static void library_version(char *text, size_t bytes) {
     snprintf(text, bytes, "%.*s", (int)strcspn(all, "\n\r"), all);
 }
 
+/* MPI_Init_thread for a process whose MPI is all ours. With -disable-auto-cleanup MPICH's launcher tells survivors of a dead rank by
+ * SIGUSR1, and MPICH 4.0's handler of it leads to a crash of the survivor in its next call. We find the dead by ourselves: the signal is
+ * ignored, unless the program had plans for it. */
+static int initialize_mpi(void) {
+    int level;
+    struct sigaction before;
+    bool unused = sigaction(SIGUSR1, NULL, &before) == 0 && (before.sa_handler == SIG_DFL || before.sa_handler == SIG_IGN);
+    int error = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+    if (unused && strcmp(IMPLEMENTATION, "mpich") == 0) signal(SIGUSR1, SIG_IGN);
+    return error;
+}
+
 static ra_status initialize(const ra_mpi_host *host, bool *own_thread) {
     int initialized = 0, level = MPI_THREAD_SINGLE;
     char version[128], text[320];
@@ -299,7 +317,7 @@ static ra_status initialize(const ra_mpi_host *host, bool *own_thread) {
     if (mpi_is_over()) return host->fail(RA_NOT_AVAILABLE, "MPI was finalized already, and cannot be used again");
     MPI_Initialized(&initialized);
     if (!initialized) {
-        int error = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+        int error = initialize_mpi();
         if (error != MPI_SUCCESS) return mpi_failed(host, error, "MPI_Init_thread");
         initialized_here = true;
     }
