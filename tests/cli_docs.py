@@ -1,4 +1,4 @@
-"""The commands in docs/cli.md run; help, completions and the manual page know every option."""
+"""The commands in the documentation run; help, completions and the manual page know every option."""
 import os
 import re
 import shutil
@@ -12,6 +12,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli
 import kit
 
 ROOT = os.environ.get("RA_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+PAGES = ["README.md", "docs/cli.md", "docs/semantics.md", "docs/numerics.md"]
 COMMANDS = ["run", "grad", "verify", "bench", "memory", "plan", "why", "draw", "info", "demo"]
 
 
@@ -20,11 +21,15 @@ def options_of(command):
 
 
 class Docs(kit.Case):
-    def test_every_command_in_the_page_runs(self):
-        with open(os.path.join(ROOT, "docs", "cli.md")) as f:
-            page = f.read()
-        lines = [line for block in re.findall(r"```sh\n(.*?)```", page, re.S) for line in block.splitlines()]
-        self.assertGreater(len(lines), 10)
+    def test_every_command_in_the_pages_runs(self):
+        lines = []
+        for name in PAGES:
+            with open(os.path.join(ROOT, name)) as f:
+                page = f.read()
+            blocks = re.findall(r"```sh\n(.*?)```", page, re.S)
+            found = [line for block in blocks for line in block.splitlines() if line.startswith("ringattn ")]
+            self.assertGreater(len(found), 1, name)
+            lines += found
         for name, array in zip(("q", "k", "v", "dout"), kit.random_arrays(np.random.default_rng(0), 1, 200, 200, 4, 2, 16)):
             self.save(name + ".npy", array)
         for line in lines:
