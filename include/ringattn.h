@@ -324,6 +324,20 @@ RA_API ra_status ra_stats(const ra_plan *plan, ra_stats_data *stats);
 /* The pool and cache counters alone. */
 RA_API ra_status ra_comm_stats(const ra_comm *comm, ra_stats_data *stats);
 
+/* A stretch of time on a rank: what it did from `begin` to `end` (seconds of CLOCK_MONOTONIC). Computing and waiting follow each other and
+ * never overlap; sends and receives go on beside them, from when they are posted to when they are known to be done. */
+typedef enum ra_activity { RA_COMPUTE = 0, RA_WAIT = 1, RA_SEND = 2, RA_RECEIVE = 3 } ra_activity;
+typedef struct ra_trace_event {
+    ra_activity activity;
+    int32_t rank, peer; /* peer -1: none */
+    int64_t step;       /* of the call, from 0 */
+    int64_t bytes;      /* payload of a send or receive; items of a computation */
+    double begin, end;
+    const char *phase; /* "forward", "backward" */
+} ra_trace_event;
+/* Called on the communicator's own thread for every stretch from now on; NULL stops it. */
+RA_API ra_status ra_comm_set_tracer(ra_comm *comm, void (*event)(void *ctx, const ra_trace_event *event), void *ctx);
+
 /* ------------------------------------------------------------------------------------------- replaceable environment */
 
 /* The allocator of everything the library allocates from then on. Call before any other function, from one thread. NULLs restore the

@@ -13,6 +13,14 @@ double ra_seconds(void) {
     return (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
 }
 
+void ra_call_trace(const ra_call *call, ra_activity activity, int peer, int64_t bytes, double begin) {
+    const ra_comm *comm = call->plan->comm;
+    if (!comm->trace) return;
+    int64_t step = activity == RA_COMPUTE ? call->step : ra_max(0, call->step - 1); /* computing has moved on to the next */
+    ra_trace_event event = {activity, comm->rank, peer, step, bytes, begin, ra_seconds(), call->phase};
+    comm->trace(comm->trace_ctx, &event);
+}
+
 ra_status ra_call_begin(ra_call *call, ra_plan *plan, const char *phase, int64_t workspace_bytes) {
     ra_comm *comm = plan->comm;
     *call = (ra_call){.plan = plan, .phase = phase};
@@ -60,6 +68,7 @@ ra_status ra_call_recv(ra_call *call, int peer, char *buffer, int64_t payload) {
         memset(buffer + RA_LINK_HEADER, 0, (size_t)payload);
         return RA_OK;
     }
+    if (call->transfer_count == 0) call->posted = ra_seconds();
     ra_transfer *transfer = &call->plan->transfers[call->transfer_count++];
     return ra_link_recv(comm->link, peer, comm->received[peer]++, call->step, buffer, payload, transfer);
 }
@@ -77,13 +86,19 @@ ra_status ra_call_send(ra_call *call, int peer, char *buffer, int64_t payload) {
         comm->solo_bytes += payload;
         return RA_OK;
     }
+    if (call->transfer_count == 0) call->posted = ra_seconds();
     ra_transfer *transfer = &call->plan->transfers[call->transfer_count++];
     return ra_link_send(comm->link, peer, comm->sent[peer]++, call->step, buffer, payload, transfer);
 }
 
 ra_status ra_call_wait(ra_call *call) {
-    if (call->transfer_count > 0)
-        RA_TRY(ra_link_wait(call->plan->comm->link, call->plan->transfers, call->transfer_count, call->phase));
+    if (call->transfer_count == 0) return RA_OK;
+    const ra_transfer *transfers = call->plan->transfers;
+    double begin = ra_seconds();
+    RA_TRY(ra_link_wait(call->plan->comm->link, call->plan->transfers, call->transfer_count, call->phase));
+    ra_call_trace(call, RA_WAIT, -1, 0, begin);
+    for (int64_t i = 0; i < call->transfer_count; i++)
+        ra_call_trace(call, transfers[i].receiving ? RA_RECEIVE : RA_SEND, transfers[i].peer, transfers[i].payload, call->posted);
     call->transfer_count = 0;
     return RA_OK;
 }

@@ -9,7 +9,8 @@ typedef struct ra_call {
     const char *phase; /* "forward", "backward" */
     char *workspace;   /* from the pool */
     int64_t step;
-    int64_t transfer_count; /* posted in this step */
+    int64_t transfer_count; /* posted in this step, */
+    double posted;          /* the first of them at this time */
     int64_t item_count;     /* of this step */
     double started;
     ra_link_counts counts; /* of the link, at the start */
@@ -44,5 +45,7 @@ void ra_call_items_packed(ra_call *call, const ra_piece *piece, const ra_item_vi
 void ra_call_items_local(ra_call *call, const ra_item_views *home);
 
 double ra_seconds(void);
+/* Tells the tracer, if there is one, about a stretch that ends now, and the log about a step. */
+void ra_call_trace(const ra_call *call, ra_activity activity, int peer, int64_t bytes, double begin);
 
 #endif

@@ -116,6 +116,13 @@ ra_status ra_comm_set_timeout(ra_comm *comm, double timeout, double start_timeou
     return ra_link_set_timeout(comm->link, timeout, start_timeout);
 }
 
+ra_status ra_comm_set_tracer(ra_comm *comm, void (*event)(void *ctx, const ra_trace_event *event), void *ctx) {
+    if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
+    comm->trace = event;
+    comm->trace_ctx = ctx;
+    return RA_OK;
+}
+
 void ra_comm_abort(ra_comm *comm, ra_status status, const char *reason) {
     if (comm) ra_link_abort(comm->link, status == RA_OK ? RA_ABORTED : status, reason ? reason : "aborted by the caller");
 }

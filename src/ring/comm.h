@@ -13,6 +13,8 @@ struct ra_comm {
     int rank, ranks;    /* those of the link, but for a rank played alone */
     ra_solo_ops solo;   /* make_row NULL: there are real peers */
     int64_t solo_bytes; /* that a rank played alone would have sent */
+    void (*trace)(void *ctx, const ra_trace_event *event); /* NULL: nobody looks */
+    void *trace_ctx;
     ra_pool *pool;
     ra_workers *workers; /* made by the first plan, made anew when another number is asked for */
     uint64_t *sent, *received; /* messages to and from each rank so far: the next tags */

@@ -2,6 +2,7 @@
 #include "ring/pass.h"
 
 #include "core/dtype.h"
+#include "core/log.h"
 #include "core/status.h"
 #include "kernels/rows.h"
 #include "ring/pack.h"
@@ -13,6 +14,9 @@
 static void after_step(ra_call *call, double start) {
     call->plan->stats.compute_seconds += ra_seconds() - start;
     call->plan->stats.steps++;
+    ra_call_trace(call, RA_COMPUTE, -1, call->item_count, start);
+    ra_log(RA_LOG_TRACE, "rank %d, %s, step %lld: %lld items", call->plan->view.rank, call->phase, (long long)call->step,
+           (long long)call->item_count);
     call->item_count = 0;
     call->step++;
 }
