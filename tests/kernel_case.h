@@ -237,12 +237,12 @@ static inline double pair_score(const kernel_case *c, const pair *p, double *abs
 
 /* ----------------------------------------------------------------------------------------------------- reference */
 
-typedef struct scores {
+typedef struct row_scores {
     double *max, *sum;
-} scores;
+} row_scores;
 
 static inline void visit_max(kernel_case *c, const pair *p, void *arg) {
-    scores *s = arg;
+    row_scores *s = arg;
     const int64_t i = row_at(c, p->b, p->row, p->head);
     double absolute;
     const double score = pair_score(c, p, &absolute);
@@ -251,7 +251,7 @@ static inline void visit_max(kernel_case *c, const pair *p, void *arg) {
     if (isfinite(score)) c->max_score = fmax(c->max_score, fabs(score));
 }
 static inline void visit_sum(kernel_case *c, const pair *p, void *arg) {
-    scores *s = arg;
+    row_scores *s = arg;
     const int64_t i = row_at(c, p->b, p->row, p->head);
     s->sum[i] += exp(pair_score(c, p, NULL) - (isfinite(s->max[i]) ? s->max[i] : 0));
 }
@@ -275,7 +275,7 @@ static inline void case_forward_reference(kernel_case *c) {
         guarded_read(&c->k[n]);
         guarded_read(&c->v[n]);
     }
-    scores s = {.max = malloc((size_t)(rows + 1) * 8), .sum = calloc((size_t)rows + 1, 8)};
+    row_scores s = {.max = malloc((size_t)(rows + 1) * 8), .sum = calloc((size_t)rows + 1, 8)};
     assert_true(s.max && s.sum);
     c->want_out = calloc((size_t)(rows * dim) + 1, 8);
     c->m_out = calloc((size_t)(rows * dim) + 1, 8);
@@ -612,7 +612,15 @@ static inline void case_check_backward(const kernel_case *c, const char *kernel,
 
 /* ---------------------------------------------------------------------------------------------------------- kernels */
 
-/* The CPU kernels of the table that can run here, each in turn. */
+/* Fewer cases where each takes long: RA_TEST_SHARE=10 runs a tenth. */
+static inline int case_share(int cases) {
+    const char *share = getenv("RA_TEST_SHARE");
+    return share && atoi(share) > 1 ? (cases + atoi(share) - 1) / atoi(share) : cases;
+}
+
+#ifndef KERNEL_AT /* a test may bring its own list */
+#define KERNEL_AT kernel_at
+/* The CPU kernels of the table that can run here and compute this type, each in turn. */
 static inline const ra_kernel *kernel_at(int index, ra_dtype dtype) {
     const ra_problem any = {.dtype = dtype, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 64, .rows_q = 1, .scale = 0.125,
                             .left = RA_NO_LIMIT, .right = RA_NO_LIMIT};
@@ -624,5 +632,7 @@ static inline const ra_kernel *kernel_at(int index, ra_dtype dtype) {
     }
     return NULL;
 }
+
+#endif
 
 #endif

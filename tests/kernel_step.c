@@ -12,14 +12,14 @@ static ra_workers *workers_new(int count) {
 static void forward_cases(const case_options *options, uint64_t first, int cases) {
     ra_workers *workers = workers_new(2);
     for (int t = 0; t < 4; t++)
-        for (int n = 0; n < cases; n++) {
+        for (int n = 0; n < case_share(cases); n++) {
             const uint64_t seed = first + (uint64_t)n;
             kernel_case *c = case_new(seed, dtypes[t], options);
             case_forward_reference(c);
-            for (int i = 0; kernel_at(i, dtypes[t]); i++) {
+            for (int i = 0; KERNEL_AT(i, dtypes[t]); i++) {
                 const bool lse = !c->single || n % 4 != 0;
-                case_forward(c, kernel_at(i, dtypes[t]), workers, lse);
-                case_check_forward(c, kernel_at(i, dtypes[t])->name, seed, lse);
+                case_forward(c, KERNEL_AT(i, dtypes[t]), workers, lse);
+                case_check_forward(c, KERNEL_AT(i, dtypes[t])->name, seed, lse);
             }
             case_free(c);
         }
@@ -29,14 +29,14 @@ static void forward_cases(const case_options *options, uint64_t first, int cases
 static void backward_cases(const case_options *options, uint64_t first, int cases) {
     ra_workers *workers = workers_new(2);
     for (int t = 0; t < 4; t++)
-        for (int n = 0; n < cases; n++) {
+        for (int n = 0; n < case_share(cases); n++) {
             const uint64_t seed = first + (uint64_t)n;
             kernel_case *c = case_new(seed, dtypes[t], options);
             case_forward_reference(c);
             case_backward_reference(c);
-            for (int i = 0; kernel_at(i, dtypes[t]); i++) {
-                case_backward(c, kernel_at(i, dtypes[t]), workers);
-                case_check_backward(c, kernel_at(i, dtypes[t])->name, seed);
+            for (int i = 0; KERNEL_AT(i, dtypes[t]); i++) {
+                case_backward(c, KERNEL_AT(i, dtypes[t]), workers);
+                case_check_backward(c, KERNEL_AT(i, dtypes[t])->name, seed);
             }
             case_free(c);
         }
@@ -56,6 +56,38 @@ static void forward_agrees_with_float64_on_scores_of_tens(void **state) {
 static void forward_agrees_with_float64_over_many_key_blocks(void **state) {
     (void)state;
     forward_cases(&(case_options){.max_rows = 6, .max_keys = 1500, .amplitude = 1}, 2000, 15);
+}
+
+/* Later blocks of keys outdo earlier ones by far, so that running maxima must be renewed. Errors grow with the scores. */
+static void forward_follows_scores_that_grow_without_bound(void **state) {
+    (void)state;
+    ra_workers *workers = workers_new(2);
+    for (int t = 0; t < 4; t++)
+        for (uint64_t seed = 2500; seed < 2500 + (uint64_t)case_share(12); seed++) {
+            kernel_case *c = case_new(seed, dtypes[t], &(case_options){.max_rows = 20, .max_keys = 700, .amplitude = 1});
+            for (int n = 0; n < c->item_count; n++)
+                for (int64_t b = 0; b < c->problem.batch; b++)
+                    for (int64_t row = 0; row < c->rows_k; row++)
+                        for (int64_t head = 0; head < c->k[n].heads; head++)
+                            if (c->k[n].used[guarded_at(&c->k[n], b, row, head, 0)])
+                                guarded_set(&c->k[n], b, row, head, 0, (double)row / 4 / c->problem.scale);
+            for (int64_t b = 0; b < c->problem.batch; b++)
+                for (int64_t row = 0; row < c->problem.rows_q; row++)
+                    for (int64_t head = 0; head < c->problem.heads; head++)
+                        if (c->q.used[guarded_at(&c->q, b, row, head, 0)]) guarded_set(&c->q, b, row, head, 0, row % 3 == 0 ? -1 : 1);
+            case_forward_reference(c);
+            for (int i = 0; KERNEL_AT(i, dtypes[t]); i++) {
+                const ra_kernel *kernel = KERNEL_AT(i, dtypes[t]);
+                case_forward(c, kernel, workers, true);
+                const int64_t rows = c->problem.batch * c->problem.rows_q * c->problem.heads;
+                double *out = read_all(&c->out);
+                check_error(kernel->name, seed, "out", ref_compare(out, c->want_out, c->m_out, rows * c->problem.head_dim, dtypes[t]),
+                            ref_bound(dtypes[t], false, 10) * fmax(1, c->max_score / 40), c);
+                free(out);
+            }
+            case_free(c);
+        }
+    ra_workers_destroy(workers);
 }
 
 static void forward_drops_the_same_pairs_as_the_definition(void **state) {
@@ -88,19 +120,19 @@ static void results_do_not_depend_on_the_number_of_workers(void **state) {
     static const int counts[] = {1, 2, 4};
     const case_options options = {.max_rows = 400, .max_keys = 400, .amplitude = 1};
     for (int t = 0; t < 4; t++)
-        for (int i = 0; kernel_at(i, dtypes[t]); i++)
-            for (uint64_t seed = 8000; seed < 8006; seed++) {
+        for (int i = 0; KERNEL_AT(i, dtypes[t]); i++)
+            for (uint64_t seed = 8000; seed < 8000 + (uint64_t)case_share(6); seed++) {
                 double *first[6] = {0};
                 for (int w = 0; w < 3; w++) {
                     ra_workers *workers = workers_new(counts[w]);
                     kernel_case *c = case_new(seed, dtypes[t], &options);
-                    case_forward(c, kernel_at(i, dtypes[t]), workers, true);
+                    case_forward(c, KERNEL_AT(i, dtypes[t]), workers, true);
                     double *got[6] = {read_all(&c->out), read_all(&c->lse)};
                     const guarded *shape[6] = {&c->out, &c->lse, &c->dq, &c->dk[0], &c->dv[0], &c->dk[0]};
                     for (int64_t b = 0; b < c->problem.batch; b++)
                         for (int64_t row = 0; row < c->problem.rows_q; row++)
                             for (int64_t head = 0; head < c->problem.heads; head++) guarded_set(&c->delta, b, row, head, 0, 0.25);
-                    case_backward(c, kernel_at(i, dtypes[t]), workers);
+                    case_backward(c, KERNEL_AT(i, dtypes[t]), workers);
                     got[2] = read_all(&c->dq);
                     got[3] = read_all(&c->dk[0]);
                     got[4] = read_all(&c->dv[0]);
@@ -127,7 +159,7 @@ static void a_poisoned_row_reaches_only_the_rows_that_attend_to_it(void **state)
     (void)state;
     ra_workers *workers = workers_new(2);
     for (int t = 0; t < 4; t++)
-        for (uint64_t seed = 9000; seed < 9040; seed++) {
+        for (uint64_t seed = 9000; seed < 9000 + (uint64_t)case_share(40); seed++) {
             const bool backward = seed % 2;
             kernel_case *c = case_new(seed, dtypes[t], &(case_options){.max_rows = 70, .max_keys = 150, .amplitude = 1});
             rng r = {.seed = seed + 1};
@@ -140,8 +172,8 @@ static void a_poisoned_row_reaches_only_the_rows_that_attend_to_it(void **state)
                 }
             case_forward_reference(c);
             if (backward) case_backward_reference(c);
-            for (int i = 0; kernel_at(i, dtypes[t]); i++) {
-                const ra_kernel *kernel = kernel_at(i, dtypes[t]);
+            for (int i = 0; KERNEL_AT(i, dtypes[t]); i++) {
+                const ra_kernel *kernel = KERNEL_AT(i, dtypes[t]);
                 if (backward) {
                     case_backward(c, kernel, workers);
                     case_check_backward(c, kernel->name, seed);
@@ -160,7 +192,7 @@ static void rows_whose_every_score_is_minus_infinity_are_empty(void **state) {
     (void)state;
     ra_workers *workers = workers_new(2);
     for (int t = 0; t < 4; t++)
-        for (uint64_t seed = 10000; seed < 10016; seed++) {
+        for (uint64_t seed = 10000; seed < 10000 + (uint64_t)case_share(16); seed++) {
             kernel_case *c = case_new(seed, dtypes[t], &(case_options){.max_rows = 40, .max_keys = 70, .amplitude = 1});
             c->problem.dropout = 0;
             for (int n = 0; n < c->item_count; n++)
@@ -176,8 +208,8 @@ static void rows_whose_every_score_is_minus_infinity_are_empty(void **state) {
             case_backward_reference(c);
             const int64_t rows = c->problem.batch * c->problem.rows_q * c->problem.heads;
             for (int64_t i = 0; i < rows; i++) assert_true(c->want_lse[i] == -INFINITY);
-            for (int i = 0; kernel_at(i, dtypes[t]); i++) {
-                const ra_kernel *kernel = kernel_at(i, dtypes[t]);
+            for (int i = 0; KERNEL_AT(i, dtypes[t]); i++) {
+                const ra_kernel *kernel = KERNEL_AT(i, dtypes[t]);
                 case_forward(c, kernel, workers, true);
                 double *out = read_all(&c->out), *lse = read_all(&c->lse);
                 for (int64_t k = 0; k < rows * c->problem.head_dim; k++) assert_true(out[k] == 0);
@@ -214,7 +246,7 @@ static void gradients_are_the_slopes_of_forward(void **state) {
     const ra_problem any = {.dtype = RA_F64, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 1};
     const ra_kernel *scalar;
     assert_int_equal(ra_kernel_find("scalar", RA_DEVICE_CPU, &any, &scalar), RA_OK);
-    for (uint64_t seed = 11000; seed < 11012; seed++) {
+    for (uint64_t seed = 11000; seed < 11000 + (uint64_t)case_share(12); seed++) {
         kernel_case *c = case_new(seed, RA_F64, &(case_options){.max_rows = 20, .max_keys = 30, .amplitude = 1, .dropout = seed % 3 == 0});
         const double dlse = 0.375;
         objective(c, scalar, workers, dlse);
@@ -244,11 +276,33 @@ static void gradients_are_the_slopes_of_forward(void **state) {
     ra_workers_destroy(workers);
 }
 
+#ifdef COUNTED_SCALAR_TILES
+static void steps_without_nan_are_never_left_to_the_scalar_kernel(void **state) {
+    (void)state;
+    const case_options options = {.max_rows = 300, .max_keys = 300, .amplitude = 1, .forbid_limits = true};
+    ra_workers *workers = workers_new(2);
+    for (int t = 0; t < 4; t++)
+        for (uint64_t seed = 12000; KERNEL_AT(0, dtypes[t]) && seed < 12010; seed++) {
+            COUNTED_SCALAR_TILES = 0;
+            kernel_case *c = case_new(seed, dtypes[t], &options);
+            case_forward(c, KERNEL_AT(0, dtypes[t]), workers, true);
+            for (int64_t b = 0; b < c->problem.batch; b++)
+                for (int64_t row = 0; row < c->problem.rows_q; row++)
+                    for (int64_t head = 0; head < c->problem.heads; head++) guarded_set(&c->delta, b, row, head, 0, 0.25);
+            case_backward(c, KERNEL_AT(0, dtypes[t]), workers);
+            case_free(c);
+            assert_int_equal(COUNTED_SCALAR_TILES, 0);
+        }
+    ra_workers_destroy(workers);
+}
+#endif
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forward_agrees_with_float64_on_random_items),
         cmocka_unit_test(forward_agrees_with_float64_on_scores_of_tens),
         cmocka_unit_test(forward_agrees_with_float64_over_many_key_blocks),
+        cmocka_unit_test(forward_follows_scores_that_grow_without_bound),
         cmocka_unit_test(forward_drops_the_same_pairs_as_the_definition),
         cmocka_unit_test(backward_agrees_with_float64_on_random_items),
         cmocka_unit_test(backward_agrees_with_float64_on_scores_of_tens),
@@ -258,6 +312,9 @@ int main(void) {
         cmocka_unit_test(a_poisoned_row_reaches_only_the_rows_that_attend_to_it),
         cmocka_unit_test(rows_whose_every_score_is_minus_infinity_are_empty),
         cmocka_unit_test(gradients_are_the_slopes_of_forward),
+#ifdef COUNTED_SCALAR_TILES
+        cmocka_unit_test(steps_without_nan_are_never_left_to_the_scalar_kernel),
+#endif
     };
     return cmocka_run_group_tests_name("kernel_step", tests, NULL, NULL);
 }

@@ -19,6 +19,10 @@ static const char *need_avx512(void) {
     const ra_cpu *cpu = ra_cpu_get();
     return cpu->avx512f && cpu->avx512bw && cpu->avx512dq && cpu->avx512vl ? need_avx2() : "this processor lacks AVX-512 (F, BW, DQ, VL)";
 }
+static const char *need_amx(void) {
+    const ra_cpu *cpu = ra_cpu_get();
+    return cpu->amx_tile && cpu->amx_bf16 && cpu->avx512_bf16 ? need_avx512() : "this processor lacks AMX, or the system does not let us use it";
+}
 #else
 static const char *elsewhere_x86(void) { return "it is made for x86-64"; }
 #endif
@@ -37,6 +41,8 @@ static const char *at_most_32_bits(const ra_problem *problem) {
     return problem->dtype == RA_F64 ? "f64 is computed by the scalar kernel alone" : NULL;
 }
 
+static const char *bf16_only(const ra_problem *problem) { return problem->dtype == RA_BF16 ? NULL : "it computes bf16 alone"; }
+
 /* ----------------------------------------------------------------------------------------------------------- the list */
 
 #define CPU_KERNEL(name_, functions, unavailable_, unsupported_)                                                               \
@@ -53,9 +59,11 @@ static const char *at_most_32_bits(const ra_problem *problem) {
 
 /* A kernel of another processor stays in the list, so that whoever asks for it learns why it is not here. */
 #ifdef RA_HAVE_X86_KERNELS
+CPU_KERNEL(amx, amx, need_amx, bf16_only)
 CPU_KERNEL(avx512, avx512, need_avx512, at_most_32_bits)
 CPU_KERNEL(avx2, avx2, need_avx2, at_most_32_bits)
 #else
+CPU_KERNEL(amx, scalar, elsewhere_x86, bf16_only)
 CPU_KERNEL(avx512, scalar, elsewhere_x86, at_most_32_bits)
 CPU_KERNEL(avx2, scalar, elsewhere_x86, at_most_32_bits)
 #endif
@@ -74,6 +82,7 @@ static const ra_kernel *const kernels[] = {
 #ifdef RA_HAVE_CUDA_KERNELS
     &ra_kernel_cuda,
 #endif
+    &kernel_amx,
     &kernel_avx512,
     &kernel_avx2,
     &kernel_neon,
@@ -88,7 +97,10 @@ bool ra_kernel_list(int index, ra_kernel_info *info) {
     return true;
 }
 
-ra_dtype ra_recommended_dtype(ra_device device) { return device == RA_DEVICE_CUDA ? RA_BF16 : RA_F32; }
+/* 16 bits where there are matrix units for them. */
+ra_dtype ra_recommended_dtype(ra_device device) {
+    return device == RA_DEVICE_CUDA || !kernel_amx.unavailable() ? RA_BF16 : RA_F32;
+}
 
 /* ----------------------------------------------------------------------------------------------------------- choosing */
 

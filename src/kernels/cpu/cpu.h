@@ -14,6 +14,7 @@ RA_DECLARE_FAMILY(scalar)
 RA_DECLARE_FAMILY(neon)
 RA_DECLARE_FAMILY(avx2)
 RA_DECLARE_FAMILY(avx512)
+RA_DECLARE_FAMILY(amx)
 
 /* Tiles of any size by the scalar kernel, for families that meet something they do not handle. The scratch of one worker of the
  * scalar kernel suffices. */

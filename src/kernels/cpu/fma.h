@@ -1,12 +1,10 @@
 /* Attention by register-blocked FMA in f32, written once for every vector length. A family's file defines
  *
- *     LANES           floats of a vector
- *     COLUMNS         vectors of a register tile: ROWS_OF_TILE x COLUMNS sums stay in registers
+ *     COLUMNS         vectors of a register tile: TILE_ROWS x COLUMNS sums stay in registers
  *     FAMILY(name)    the family's name for a function
- *     FMA_MAX, FMA_LOAD_F16   operations that compilers do not know by themselves
- *     FMA_POWER(p, shifted)   p * 2^n for shifted = 1.5 * 2^23 + n: 0 for n = -127, huge or NaN for n > 127
+ *     VEC_LOAD_F16(p) LANES elements of f16
  *
- * and includes this file. 16-bit types are converted when rows are read.
+ * and what vec.h asks for, and includes this file. 16-bit types are converted when rows are read.
  *
  * Forward. A tile is up to QUERIES rows. For each block of keys, K is packed as columns (key panels: [panel][d][PANEL keys]) and V as
  * rows; this is also the gather of dilated rows. Then, for each strip of rows:
@@ -30,6 +28,7 @@
 #include "core/dtype.h"
 #include "kernels/cpu/cpu.h"
 #include "kernels/cpu/step.h"
+#include "kernels/cpu/vec.h"
 
 enum {
     MAX_DIM = 256,
@@ -42,47 +41,7 @@ enum {
     SCORES = KEYS + 16,      /* stride of a strip; the tail is for register tiles that stick out */
 };
 
-typedef float vec __attribute__((vector_size(LANES * 4)));
-typedef float vec_any __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef int32_t ivec __attribute__((vector_size(LANES * 4)));
-
-#define INLINE static inline __attribute__((always_inline))
-
-INLINE vec load(const float *p) { return *(const vec_any *)p; }
-INLINE void store(float *p, vec x) { *(vec_any *)p = x; }
-INLINE vec splat(float x) { return x - (vec){0}; }
-
 static int64_t padded(int64_t count) { return ra_round_up(count, LANES); }
-
-/* ------------------------------------------------------------------------------------------------------------ exp */
-
-/* 2^n * 2^f with n = round(x / ln 2), |f| <= 1/2, and 2^f by the minimax polynomial of degree 5, 7.6e-8 off at most; within 3e-7 of
- * exp, relatively, on [-87, 88]. Below, 0; above, something that is at least 2^126 or no number; NaN stays NaN. */
-INLINE vec exp_of(vec x) {
-    const vec magic = splat(12582912.0f); /* 1.5 * 2^23: adding it leaves the nearest integer in the low bits */
-    x = FMA_MAX(splat(-88.0f), x);
-    const vec shifted = x * splat(1.44269504f) + magic;
-    const vec f = x * splat(1.44269504f) + (magic - shifted), f2 = f * f;
-    const vec p01 = f * splat(6.931469664e-1f) + splat(1.000000072f);
-    const vec p23 = f * splat(5.550713876e-2f) + splat(2.402211867e-1f);
-    const vec p45 = f * splat(1.327641557e-3f) + splat(9.675598421e-3f);
-    return FMA_POWER(f2 * (f2 * p45 + p23) + p01, shifted);
-}
-
-INLINE float sum_of(vec x) {
-    float lane[LANES];
-    store(lane, x);
-    for (int n = LANES / 2; n > 0; n /= 2)
-        for (int i = 0; i < n; i++) lane[i] += lane[i + n];
-    return lane[0];
-}
-
-INLINE float max_of(vec x) {
-    float lane[LANES], max = -INFINITY;
-    store(lane, x);
-    for (int i = 0; i < LANES; i++) max = lane[i] > max ? lane[i] : max;
-    return max;
-}
 
 /* ------------------------------------------------------------------------------------------------------- products */
 
@@ -164,46 +123,10 @@ INLINE void load_row(float *restrict dst, const void *data, ra_dtype dtype, int6
         for (; d < dim; d++) dst[d] = ra_bf16_to_f32(src[d]);
     } else {
         const uint16_t *src = (const uint16_t *)data + offset;
-        for (; d + LANES <= dim; d += LANES) store(dst + d, FMA_LOAD_F16(src + d));
+        for (; d + LANES <= dim; d += LANES) store(dst + d, VEC_LOAD_F16(src + d));
         for (; d < dim; d++) dst[d] = ra_f16_to_f32(src[d]);
     }
     for (; d < padded(dim); d++) dst[d] = 0;
-}
-
-/* The LANES x LANES transpose by halving: rows i and i+h exchange their halves of every 2h lanes. */
-#define PICK_LOW(k, h) ((k) & (h)) ? LANES + (k) - (h) : (k)
-#define PICK_HIGH(k, h) ((k) & (h)) ? LANES + (k) : (k) + (h)
-#if LANES == 4
-#define PICKS(pick, h) pick(0, h), pick(1, h), pick(2, h), pick(3, h)
-#elif LANES == 8
-#define PICKS(pick, h)                                                                                                         \
-    pick(0, h), pick(1, h), pick(2, h), pick(3, h), pick(4, h), pick(5, h), pick(6, h), pick(7, h)
-#else
-#define PICKS(pick, h)                                                                                                         \
-    pick(0, h), pick(1, h), pick(2, h), pick(3, h), pick(4, h), pick(5, h), pick(6, h), pick(7, h), pick(8, h), pick(9, h),    \
-        pick(10, h), pick(11, h), pick(12, h), pick(13, h), pick(14, h), pick(15, h)
-#endif
-#define EXCHANGE(h)                                                                                                            \
-    for (int i = 0; i < LANES; i++) {                                                                                          \
-        if (i & (h)) continue;                                                                                                 \
-        const vec low = x[i], high = x[i + (h)];                                                                               \
-        x[i] = __builtin_shufflevector(low, high, PICKS(PICK_LOW, h));                                                         \
-        x[i + (h)] = __builtin_shufflevector(low, high, PICKS(PICK_HIGH, h));                                                  \
-    }
-
-/* dst[j*dst_row + i] = src[i*src_row + j], for i and j below LANES. */
-INLINE void transpose(float *restrict dst, int64_t dst_row, const float *restrict src, int64_t src_row) {
-    vec x[LANES];
-    for (int i = 0; i < LANES; i++) x[i] = load(src + i * src_row);
-#if LANES > 8
-    EXCHANGE(8)
-#endif
-#if LANES > 4
-    EXCHANGE(4)
-#endif
-    EXCHANGE(2)
-    EXCHANGE(1)
-    for (int i = 0; i < LANES; i++) store(dst + i * dst_row, x[i]);
 }
 
 /* Keys [first, last) of a view as rows, padded with rows of zeros to whole vectors of keys. */
@@ -247,23 +170,6 @@ static span_of_keys keys_of(const int64_t *begins, const int64_t *ends, int64_t 
     return k;
 }
 
-/* x[c] = value for the columns of [from, to) that are outside the row's interval. */
-static void mask_row(float *x, int64_t begin, int64_t end, int64_t first, int64_t from, int64_t to, float value) {
-    begin = ra_min(ra_max(begin - first, from), to);
-    end = ra_max(ra_min(end - first, to), begin);
-    for (int64_t c = from; c < begin; c++) x[c] = value;
-    for (int64_t c = end; c < to; c++) x[c] = value;
-}
-
-static bool all_finite(const float *x, int64_t count) {
-    vec zero = splat(0);
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) zero += load(x + i) * splat(0);
-    float sum = sum_of(zero);
-    for (; i < count; i++) sum += x[i] * 0;
-    return sum == 0;
-}
-
 /* -------------------------------------------------------------------------------------------------------- forward */
 
 enum { TOO_LARGE = 60 }; /* a block's sum of weights beyond 2^60 asks for a new maximum */
@@ -281,7 +187,7 @@ typedef struct forward_space {
 static void renew_maxima(forward_space *f, int64_t row, int64_t rows, const span_of_keys *k, float scale, int64_t width) {
     for (int64_t i = 0; i < rows; i++) {
         vec high = splat(-INFINITY);
-        for (int64_t c = k->from; c < k->to; c += LANES) high = FMA_MAX(high, load(f->s + i * SCORES + c));
+        for (int64_t c = k->from; c < k->to; c += LANES) high = VEC_MAX(high, load(f->s + i * SCORES + c));
         const float old = f->m[row + i], max = max_of(high) * scale;
         if (!(max > old + 8)) continue; /* also when there is no score but -inf */
         const float shrink = expf(old - max);

@@ -1,0 +1,71 @@
+/* The operations of vec.h and of AMX tiles in plain C, so that the kernels of another processor can be tested on this one. */
+#ifndef CROSS_VEC_PORTABLE_H
+#define CROSS_VEC_PORTABLE_H
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "core/dtype.h"
+
+#define LANES 16
+
+typedef float portable_vec __attribute__((vector_size(64)));
+typedef uint16_t portable_halves __attribute__((vector_size(64)));
+
+static inline portable_vec portable_max(portable_vec a, portable_vec b) {
+    for (int i = 0; i < 16; i++) a[i] = a[i] > b[i] ? a[i] : b[i];
+    return a;
+}
+/* vscalefps under a mask of "x not less or equal -87" */
+static inline portable_vec portable_power(portable_vec x, portable_vec p, portable_vec n) {
+    for (int i = 0; i < 16; i++) p[i] = !(x[i] <= -87.0f) ? ldexpf(p[i], n[i] > 1000 ? 1000 : n[i] < -1000 ? -1000 : (int)n[i]) : 0.0f;
+    return p;
+}
+static inline portable_vec portable_load_f16(const uint16_t *p) {
+    portable_vec x = {0};
+    for (int i = 0; i < 16; i++) x[i] = ra_f16_to_f32(p[i]);
+    return x;
+}
+static inline portable_halves portable_to_bf16(portable_vec low, portable_vec high) {
+    portable_halves x = {0};
+    for (int i = 0; i < 32; i++) x[i] = ra_f32_to_bf16(i < 16 ? low[i] : high[i - 16]);
+    return x;
+}
+#define VEC_MAX(a, b) portable_max(a, b)
+#define VEC_CLAMP(x) (x)
+#define VEC_POWER(x, p, n, shifted) ((void)(shifted), portable_power(x, p, n))
+#define VEC_LOAD_F16(p) portable_load_f16(p)
+#define VEC_TO_BF16(low, high) portable_to_bf16(low, high)
+
+/* Tiles of a thread. What is read before tiles are on, or after, is NaN. */
+static _Thread_local uint32_t portable_tiles[8][16][16];
+
+static inline void portable_tiles_reset(void) { memset(portable_tiles, 0xff, sizeof portable_tiles); }
+static inline void portable_tile_load(int t, const void *p, int64_t stride) {
+    for (int i = 0; i < 16; i++) memcpy(portable_tiles[t][i], (const char *)p + i * stride, 64);
+}
+static inline void portable_tile_store(int t, void *p, int64_t stride) {
+    for (int i = 0; i < 16; i++) memcpy((char *)p + i * stride, portable_tiles[t][i], 64);
+}
+static inline void portable_tile_dot(int c, int a, int b) {
+    for (int i = 0; i < 16; i++)
+        for (int j = 0; j < 16; j++) {
+            float sum;
+            memcpy(&sum, &portable_tiles[c][i][j], 4);
+            for (int k = 0; k < 16; k++) {
+                const uint32_t x = portable_tiles[a][i][k], y = portable_tiles[b][k][j];
+                sum += ra_bf16_to_f32((uint16_t)x) * ra_bf16_to_f32((uint16_t)y);
+                sum += ra_bf16_to_f32((uint16_t)(x >> 16)) * ra_bf16_to_f32((uint16_t)(y >> 16));
+            }
+            memcpy(&portable_tiles[c][i][j], &sum, 4);
+        }
+}
+#define TILES_ON() portable_tiles_reset()
+#define TILES_OFF() portable_tiles_reset()
+#define TILE_ZERO(t) memset(portable_tiles[t], 0, sizeof portable_tiles[t])
+#define TILE_LOAD(t, p, stride) portable_tile_load(t, p, stride)
+#define TILE_STORE(t, p, stride) portable_tile_store(t, p, stride)
+#define TILE_DOT(c, a, b) portable_tile_dot(c, a, b)
+
+#endif
