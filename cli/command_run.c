@@ -81,7 +81,8 @@ static ra_status apply_memory_limit(job *j, int ranks) {
         ra_rank_summary r = {.struct_size = sizeof r};
         ra_status status = ra_plan_summary(desc_of(j), rank, ranks, &r);
         if (status == RA_NOMEM)
-            return ra_fail(RA_NOMEM, "rank %d cannot stay within --memory-limit %s, whatever the bucket: a larger --ring-size needs less",
+            return ra_fail(RA_NOMEM,
+                           "rank %d cannot stay within --memory-limit %s, whatever the bucket: a larger --ring-size needs less",
                            rank, show_bytes((double)j->s->memory_limit));
         RA_TRY(status);
         RA_TRY(tensor_bytes(j, rank, ranks, false, &bytes));

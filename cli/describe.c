@@ -109,6 +109,7 @@ ra_status settings_check(settings *s) {
         if (s->given[OPT_RING_SIZES]) return ra_fail(RA_INVALID, "--ring-size contradicts --ring-sizes; give one of them");
         s->ring_sizes = (int_list){{1, s->ring_size}, s->ring_size > 1 ? 2 : 1};
     }
+    if (s->given[OPT_RANK] && !s->given[OPT_REPEAT]) s->repeat = 1; /* a rank of a large job takes long enough */
     RA_TRY(apply_like(s));
     if (s->command == CMD_RUN || s->command == CMD_GRAD) RA_TRY(check_for_any_file(s));
     return check_available(s);

@@ -60,13 +60,12 @@ static ra_status repeat_calls(job *j, rank_job *rank, ra_plan *plan, const shard
     return RA_OK;
 }
 
-static void note_choices(const job *j, ra_plan *plan) {
-    measurement *m = j->m;
+void measure_choices(ra_plan *plan, int threads, measurement *m) {
     snprintf(m->kernel, sizeof m->kernel, "%s", ra_plan_kernel(plan));
     snprintf(m->reason, sizeof m->reason, "%s", ra_plan_reason(plan));
     m->schedule = ra_plan_schedule(plan);
     m->bucket = ra_plan_bucket(plan);
-    m->threads = j->desc->threads;
+    m->threads = threads;
 }
 
 static ra_status rank_body(rank_job *rank) {
@@ -81,7 +80,7 @@ static ra_status rank_body(rank_job *rank) {
     if (status == RA_OK) status = repeat_calls(j, rank, plan, &s);
     if (status == RA_OK) status = ra_comm_stats(rank->comm, &stats);
     j->peak[rank->rank] = s.memory.peak + stats.pool_peak;
-    if (status == RA_OK && rank->rank == 0) note_choices(j, plan);
+    if (status == RA_OK && rank->rank == 0) measure_choices(plan, j->desc->threads, j->m);
     ra_plan_destroy(plan);
     shard_free(&s);
     return status;
@@ -92,7 +91,7 @@ static int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-static double median(double *values, int64_t count) {
+double measure_median(double *values, int64_t count) {
     qsort(values, (size_t)count, sizeof *values, by_value);
     return count % 2 ? values[count / 2] : 0.5 * (values[count / 2 - 1] + values[count / 2]);
 }
@@ -115,9 +114,9 @@ static ra_status summarise(const sample *samples, int ranks, int64_t repeat, pas
         pass->bytes_sent = ra_max(pass->bytes_sent, sent);
         pass->bytes_sent_total += sent;
     }
-    pass->seconds = median(seconds, repeat);
+    pass->seconds = measure_median(seconds, repeat);
     pass->seconds_min = seconds[0];
-    pass->wait = median(waits, repeat);
+    pass->wait = measure_median(waits, repeat);
     free(seconds);
     return RA_OK;
 }

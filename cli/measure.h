@@ -26,4 +26,9 @@ typedef struct measurement {
 ra_status measure(const settings *s, const ra_attention_desc *desc, int ranks, pass_choice pass, int warm, int64_t repeat,
                   const char *what, measurement *m);
 
+/* Median of `count` >= 1 values, which are sorted on the way. */
+double measure_median(double *values, int64_t count);
+/* What the plan has chosen. */
+void measure_choices(ra_plan *plan, int threads, measurement *m);
+
 #endif

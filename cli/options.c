@@ -45,7 +45,7 @@ const option options[OPTION_COUNT] = {
     [OPT_PASS] = {"pass", KIND_CHOICE, AT(pass), ONLY(BENCH) | ONLY(MEMORY) | ONLY(PLAN), "fwd|bwd|both", 0, 0, "fwd",
                   "forward, backward alone, or both"},
     [OPT_REPEAT] = {"repeat", KIND_INTEGER, AT(repeat), ONLY(BENCH), "N", 1, 1000000, "5",
-                    "timed repetitions, after one that is not"},
+                    "timed repetitions"},
     [OPT_RANK] = {"rank", KIND_INTEGER, AT(rank), ONLY(BENCH), "R", 0, 1 << 20, "",
                   "plays this rank of the ring alone, with generated peers, and rechecks sampled rows"},
     [OPT_RING_SIZES] = {"ring-sizes", KIND_LIST, AT(ring_sizes), ONLY(MEMORY), "LIST", 1, 1 << 16, "1,2,4,8",

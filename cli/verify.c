@@ -52,12 +52,14 @@ static ra_status rank_body(rank_job *rank) {
 
 /* ----------------------------------------------------------------------------------------------------------- judging */
 
-static void judge(verdict *v, int tensor, ref_error e, double bound) {
-    v->error[tensor] = e.ratio > v->error[tensor] ? e.ratio : v->error[tensor];
+void verify_judge(verdict *v, int tensor, double error, double bound) {
+    v->error[tensor] = error > v->error[tensor] ? error : v->error[tensor];
     v->bound[tensor] = bound;
     v->checked[tensor] = true;
-    if (!(e.ratio <= bound)) v->failed = true;
+    if (!(error <= bound)) v->failed = true;
 }
+
+static void judge(verdict *v, int tensor, ref_error e, double bound) { verify_judge(v, tensor, e.ratio, bound); }
 
 static void judge_queries(const job *j, const ref_outputs *want, int64_t rows, double *const got[TENSOR_COUNT], verdict *v) {
     const ra_attention_desc *d = j->desc;

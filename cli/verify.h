@@ -19,4 +19,7 @@ typedef struct verdict {
  * samples. */
 ra_status verify_case(const settings *s, const ra_attention_desc *desc, int ranks, const char *what, verdict *v);
 
+/* Adds an error of a tensor (VERIFY_OUT, ...) to the verdict. */
+void verify_judge(verdict *v, int tensor, double error, double bound);
+
 #endif

@@ -151,6 +151,29 @@ class Promises(kit.Case):
             self.assertLessEqual(max(r["memory_bytes"] for r in value["ranks"]), 80 << 30)
             self.assertIn(str(value["fit"]["seq"]), value["fit"]["cli"])
 
+    def test_one_rank_alone_is_right_and_holds_what_was_planned(self):
+        for more in (["--segment-lengths", "64,128,256", "--dilation-rates", "1,2,4"], ["--causal", "--layout", "zigzag", "--dtype", "bf16"],
+                     ["--layout", "striped", "--kv-heads", 1, "--dropout", 0.1, "--segment-lengths", 100]):
+            whole = self.json("plan", "--seq", 6000, "--ring-size", 16, "--heads", 3, "--head-dim", 16, "--pass", "both", "--schedule", "ring", *more)
+            value = self.json("bench", "--rank", 7, "--ring-size", 16, "--seq", 6000, "--heads", 3, "--head-dim", 16, "--pass", "both", "--schedule",
+                              "ring", *more)
+            self.assertFalse(value["failed"])
+            self.assertEqual(set(value["worst"]), {"out", "lse", "dq"})
+            self.assertGreater(value["sampled_rows"], 300)
+            self.assertEqual(value["peak_bytes"], value["planned_bytes"])
+            rank = whole["ranks"][7]
+            self.assertEqual(value["fwd"]["bytes_sent"], rank["bytes_sent"])
+            self.assertEqual(value["bwd"]["bytes_sent"], rank["bytes_sent_backward"])
+            self.assertEqual(value["pairs"], rank["pairs"])
+
+    @unittest.skipUnless(kit.LONG, "takes a minute: RINGATTN_LONG=1")
+    def test_one_rank_of_64_million_tokens_runs_here(self):
+        value = self.json("bench", "--rank", 17, "--ring-size", 64, "--seq", 64000000, "--segment-lengths", "2048,4096,8192", "--dilation-rates", "1,2,4",
+                          "--heads", 3, "--head-dim", 16, timeout=900)
+        self.assertFalse(value["failed"])
+        self.assertEqual(value["sampled_rows"], 1000)
+        self.assertEqual(value["peak_bytes"], value["planned_bytes"])
+
     def test_machines_predict_and_scale(self):
         for machine in ("laptop", "h200x8", "h200x64"):
             value = self.json("plan", "--seq", 1000000, "--ring-size", 8, "--machine", machine)
