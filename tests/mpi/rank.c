@@ -5,6 +5,7 @@
  *     fault WHO STEP HOW PASS   a ring in which rank WHO fails at its STEP-th send: kill, stop, error
  *     pause SECONDS ROUNDS a ring in which one rank after another does nothing at all for SECONDS
  *     busy SECONDS         a ring in which one rank computes a single step for SECONDS
+ *     ring STEPS           passes buffers around for that many steps of 20 ms
  *     big                  a message of more than 2 GiB
  *     late SECONDS         rank 1 opens the communicator that much later
  *     nomem                every allocation of opening a communicator fails on one rank
@@ -331,6 +332,17 @@ static void busy(double seconds) {
     ra_link_destroy(link);
 }
 
+static void ring(int steps) {
+    void *fault_ctx;
+    ra_link *link = open_link(NULL, &fault_ctx, NULL);
+    ring_job job = {.steps = steps, .payload = 100000, .slow = -1, .compute = 0.02};
+    double begin = seconds_now();
+    ra_status status = pass_around(link, &job);
+    report(status, seconds_now() - begin, "");
+    if (status != RA_OK) _exit(5);
+    ra_link_destroy(link);
+}
+
 static void big(void) {
     timeout_seconds = 60;
     void *fault_ctx;
@@ -420,6 +432,7 @@ int main(int argc, char **argv) {
     else if (strcmp(what, "fault") == 0 && argc > 5) faulty(atoi(argv[2]), atoi(argv[3]), argv[4], strcmp(argv[5], "backward") == 0);
     else if (strcmp(what, "pause") == 0 && argc > 3) paused(atof(argv[2]), atoi(argv[3]));
     else if (strcmp(what, "busy") == 0 && argc > 2) busy(atof(argv[2]));
+    else if (strcmp(what, "ring") == 0 && argc > 2) ring(atoi(argv[2]));
     else if (strcmp(what, "big") == 0) big();
     else if (strcmp(what, "late") == 0 && argc > 2) late(atof(argv[2]));
     else if (strcmp(what, "nomem") == 0) nomem();
