@@ -4,6 +4,10 @@
 #include "cli.h"
 #include "core/dtype.h"
 #include "core/workers.h"
+#include "ringattn_mpi.h"
+
+static const char *const mpis[] = {"openmpi", "mpich"};
+enum { MPI_COUNT = sizeof mpis / sizeof *mpis };
 
 static const char *chosen_kernel(void) {
     ra_kernel_info k;
@@ -12,26 +16,41 @@ static const char *chosen_kernel(void) {
     return "none";
 }
 
+static ra_status report_json(const settings *s, const char *dtype) {
+    ra_kernel_info k;
+    json_t *kernels = json_array(), *mpi = json_array(), *transports = json_pack("[s, s]", "self", "threads");
+    for (int i = 0; ra_kernel_list(i, &k); i++)
+        json_array_append_new(kernels, json_pack("{s:s, s:b, s:s}", "name", k.name, "available", k.available, "reason", k.reason));
+    bool any = false;
+    for (int i = 0; i < MPI_COUNT; i++) {
+        char text[256];
+        bool found = ra_mpi_version(mpis[i], text, sizeof text);
+        any = any || found;
+        json_array_append_new(mpi, json_pack("{s:s, s:b, s:s}", "implementation", mpis[i], "available", found,
+                                             found ? "version" : "reason", text));
+    }
+    if (any) json_array_append_new(transports, json_string("mpi"));
+    return print_json(s, json_pack("{s:s, s:s, s:i, s:s, s:o, s:[], s:o, s:o, s:s}", "version", ra_version(), "cpu_features",
+                                   ra_cpu_features(), "cores", ra_usable_cores(), "kernel", chosen_kernel(), "kernels", kernels, "gpus",
+                                   "transports", transports, "mpi", mpi, "recommended_dtype", dtype));
+}
+
 ra_status command_info(const settings *s, bool *check_failed) {
     (void)check_failed;
     ra_kernel_info k;
     const char *dtype = ra_dtype_name(ra_recommended_dtype(RA_DEVICE_CPU));
-    if (s->json) {
-        json_t *kernels = json_array();
-        for (int i = 0; ra_kernel_list(i, &k); i++)
-            json_array_append_new(kernels,
-                                  json_pack("{s:s, s:b, s:s}", "name", k.name, "available", k.available, "reason", k.reason));
-        return print_json(s,
-                          json_pack("{s:s, s:s, s:i, s:s, s:o, s:[], s:[s, s], s:s}", "version", ra_version(), "cpu_features",
-                                    ra_cpu_features(), "cores", ra_usable_cores(), "kernel", chosen_kernel(), "kernels",
-                                    kernels, "gpus", "transports", "self", "threads", "recommended_dtype", dtype));
-    }
+    if (s->json) return report_json(s, dtype);
     printf("ringattn          %s\n", ra_version());
     printf("CPU features      %s (%d cores to use)\n", ra_cpu_features(), ra_usable_cores());
     printf("kernel            %s\n", chosen_kernel());
     for (int i = 0; ra_kernel_list(i, &k); i++) printf("  %-15s %s\n", k.name, k.available ? "available" : k.reason);
     printf("GPUs              none (this build has no CUDA kernels)\n");
-    printf("transports        self, threads (this build has neither mpi nor nccl)\n");
+    printf("transports        self, threads; mpi by\n");
+    for (int i = 0; i < MPI_COUNT; i++) {
+        char text[256];
+        ra_mpi_version(mpis[i], text, sizeof text);
+        printf("  %-15s %s\n", mpis[i], text);
+    }
     printf("recommended dtype %s\n", dtype);
     return RA_OK;
 }

@@ -196,28 +196,56 @@ static ra_status report(const job *j, int ranks) {
     return RA_OK;
 }
 
-static ra_status run_group(job *j, int ranks) {
-    group g;
-    j->results = calloc((size_t)ranks, sizeof *j->results);
-    if (!j->results) return ra_fail(RA_NOMEM, "no memory for %d ranks", ranks);
-    RA_TRY(group_open(j->s, ranks, &g));
-    ra_status status = group_run(&g, commands[j->s->command].name, rank_body, j);
-    group_close(&g);
+/* ------------------------------------------------------------------------------------------------------------ running */
+
+/* One process creates the outputs; where ranks are processes, the others join it. */
+static ra_status make_outputs(job *j, group *g) {
+    struct {
+        int64_t failed;
+        file_names names;
+    } * all;
+    if (g->local == g->ranks) return files_create(&j->files);
+    all = calloc((size_t)g->ranks, sizeof *all);
+    if (!all) return ra_fail(RA_NOMEM, "no memory for %d ranks", g->ranks);
+    ra_status status = group_speaks(g) ? files_create(&j->files) : RA_OK;
+    all[g->first].failed = status != RA_OK;
+    if (status == RA_OK) files_names(&j->files, &all[g->first].names);
+    ra_status gathered = group_gather(g, all, (int64_t)sizeof *all);
+    if (status == RA_OK) status = gathered;
+    if (status == RA_OK && all[0].failed) status = ra_fail(RA_ABORTED, "rank 0 could not create the outputs");
+    if (status == RA_OK && !group_speaks(g)) status = files_join(&j->files, &all[0].names);
+    free(all);
     return status;
+}
+
+static ra_status run_group(job *j, group *g) {
+    RA_TRY(files_open(j->s, &j->files, &j->d.desc));
+    RA_TRY(describe_files(j->s, g->ranks, &j->d));
+    files_describe(&j->files, desc_of(j));
+    choose_placement(j, g->ranks);
+    RA_TRY(apply_memory_limit(j, g->ranks));
+    RA_TRY(make_outputs(j, g));
+    j->results = calloc((size_t)g->ranks, sizeof *j->results);
+    if (!j->results) return ra_fail(RA_NOMEM, "no memory for %d ranks", g->ranks);
+    RA_TRY(group_run(g, commands[j->s->command].name, rank_body, j));
+    RA_TRY(files_sync(&j->files));
+    RA_TRY(group_gather(g, j->results, (int64_t)sizeof *j->results)); /* every rank has written its rows */
+    if (!group_speaks(g)) {
+        files_leave(&j->files);
+        return RA_OK;
+    }
+    RA_TRY(files_publish(&j->files));
+    return report(j, g->ranks);
 }
 
 static ra_status run_files(job *j) {
     int ranks;
+    group g;
     RA_TRY(group_ranks(j->s, &ranks));
-    RA_TRY(files_open(j->s, &j->files, &j->d.desc));
-    RA_TRY(describe_files(j->s, ranks, &j->d));
-    files_describe(&j->files, desc_of(j));
-    choose_placement(j, ranks);
-    RA_TRY(apply_memory_limit(j, ranks));
-    RA_TRY(files_create(&j->files));
-    RA_TRY(run_group(j, ranks));
-    RA_TRY(files_publish(&j->files));
-    return report(j, ranks);
+    RA_TRY(group_open(j->s, ranks, &g));
+    ra_status status = run_group(j, &g);
+    group_close(&g);
+    return status;
 }
 
 ra_status command_run(const settings *s, bool *check_failed) {

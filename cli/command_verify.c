@@ -145,7 +145,7 @@ static ra_status report_json(const settings *s, int64_t cases, int64_t failed, c
 }
 
 ra_status command_verify(const settings *s, bool *check_failed) {
-    static settings c;
+    static settings base, c;
     bool described = describes_case(s) && !s->given[OPT_CASES];
     int64_t cases = s->given[OPT_CASES] ? s->cases : described ? 1 : RANDOM_CASES, failed = 0;
     int ranks;
@@ -153,11 +153,14 @@ ra_status command_verify(const settings *s, bool *check_failed) {
     double of_bound[VERIFY_TENSORS] = {0};
     bool sampled = false;
     RA_TRY(group_ranks(s, &ranks));
+    base = *s;
+    base.ring_size = ranks;
+    base.given[OPT_RING_SIZE] = s->given[OPT_RING_SIZE] || group_launched(s);
     for (int64_t i = 0; i < cases; i++) {
         description d;
         verdict v;
-        c = *s;
-        RA_TRY(described ? describe(s, s->seq.values[0], ranks, &d) : draw_case(s, (uint32_t)i, &c, &d));
+        c = base;
+        RA_TRY(described ? describe(&c, c.seq.values[0], ranks, &d) : draw_case(&base, (uint32_t)i, &c, &d));
         ra_status status = verify_case(&c, &d.desc, (int)c.ring_size, "verify", &v);
         if (status == RA_OK && !s->json) print_case(i + 1, &c, &d.desc, &v);
         if (status == RA_OK && !s->json && v.failed) print_repeat(&c, &d.desc);

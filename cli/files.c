@@ -158,8 +158,13 @@ static void describe_output(const file_set *files, const ra_attention_desc *desc
     if (id != T_LSE) a->dims[a->ndim++] = desc->head_dim;
 }
 
-/* Creates the file of tensor `first` and of all later ones in the same .safetensors. */
-static ra_status create_one(file_set *files, tensor_id first) {
+static ra_status make_output(const char *path, const char *header, int64_t header_bytes, int64_t bytes, const char *joined,
+                             ra_output *o) {
+    return joined ? ra_output_join(path, joined, bytes, o) : ra_output_create(path, header, header_bytes, bytes, o);
+}
+
+/* Creates (or joins) the file of tensor `first` and of all later ones in the same .safetensors. */
+static ra_status make_one(file_set *files, tensor_id first, const char *joined) {
     file_tensor *members[TENSOR_COUNT];
     const char *names[TENSOR_COUNT];
     ra_array arrays[TENSOR_COUNT];
@@ -182,13 +187,13 @@ static ra_status create_one(file_set *files, tensor_id first) {
         char *header;
         int64_t header_bytes;
         RA_TRY(ra_safetensors_header(count, names, arrays, &header, &header_bytes));
-        status =
-            ra_output_create(f->file.path, header, header_bytes, arrays[count - 1].offset + arrays[count - 1].bytes, output);
+        int64_t bytes = arrays[count - 1].offset + arrays[count - 1].bytes;
+        status = make_output(f->file.path, header, header_bytes, bytes, joined, output);
         free(header);
     } else {
         char header[RA_NPY_HEADER_MAX];
         RA_TRY(ra_npy_header(&arrays[0], header));
-        status = ra_output_create(f->file.path, header, arrays[0].offset, arrays[0].offset + arrays[0].bytes, output);
+        status = make_output(f->file.path, header, arrays[0].offset, arrays[0].offset + arrays[0].bytes, joined, output);
     }
     RA_TRY(status);
     files->output_count++;
@@ -205,16 +210,30 @@ void files_describe(file_set *files, const ra_attention_desc *desc) {
             describe_output(files, desc, (tensor_id)id, &files->tensors[id].array);
 }
 
-ra_status files_create(file_set *files) {
+static ra_status make_all(file_set *files, const file_names *names) {
     for (int id = 0; id < TENSOR_COUNT; id++) {
         file_tensor *f = &files->tensors[id];
-        if (f->used && f->output && !f->data) RA_TRY(create_one(files, (tensor_id)id));
+        if (!f->used || !f->output || f->data) continue;
+        RA_TRY(make_one(files, (tensor_id)id, names ? names->name[files->output_count] : NULL));
     }
     return RA_OK;
 }
 
-ra_status files_publish(file_set *files) {
+ra_status files_create(file_set *files) { return make_all(files, NULL); }
+ra_status files_join(file_set *files, const file_names *names) { return make_all(files, names); }
+
+void files_names(const file_set *files, file_names *names) {
+    memset(names, 0, sizeof *names);
+    for (int i = 0; i < files->output_count; i++)
+        snprintf(names->name[i], sizeof names->name[i], "%s", ra_output_temporary(&files->outputs[i]));
+}
+
+ra_status files_sync(file_set *files) {
     for (int i = 0; i < files->output_count; i++) RA_TRY(ra_output_sync(&files->outputs[i]));
+    return RA_OK;
+}
+
+ra_status files_publish(file_set *files) {
     /* A signal waits until all names are given: all outputs or none. */
     sigset_t all, before;
     sigfillset(&all);
@@ -223,6 +242,10 @@ ra_status files_publish(file_set *files) {
     for (int i = 0; i < files->output_count && status == RA_OK; i++) status = ra_output_publish(&files->outputs[i]);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return status;
+}
+
+void files_leave(file_set *files) {
+    for (int i = 0; i < files->output_count; i++) ra_output_leave(&files->outputs[i]);
 }
 
 void files_close(file_set *files) {

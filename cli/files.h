@@ -31,8 +31,18 @@ ra_status files_open(const settings *s, file_set *files, ra_attention_desc *desc
 void files_describe(file_set *files, const ra_attention_desc *desc);
 /* Creates the outputs, each under a temporary name. Tensors of one .safetensors share it. */
 ra_status files_create(file_set *files);
-/* Gives all outputs their names; nothing appears before all of them are on the disk. */
+/* The temporary names, for other processes; and how those get at the same files. */
+typedef struct file_names {
+    char name[TENSOR_COUNT][64];
+} file_names;
+void files_names(const file_set *files, file_names *names);
+ra_status files_join(file_set *files, const file_names *names);
+
+/* Hands all outputs to the disk. */
+ra_status files_sync(file_set *files);
+/* Gives all outputs their names, or (joined) leaves that to the one who created them. */
 ra_status files_publish(file_set *files);
+void files_leave(file_set *files);
 /* Closes everything and removes what was not published. */
 void files_close(file_set *files);
 

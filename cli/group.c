@@ -5,30 +5,62 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "core/status.h"
 #include "progress.h"
+#include "ringattn_mpi.h"
 
-static bool launched(void) { return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_SIZE") || getenv("PMIX_RANK"); }
+/* The communicator of all processes, once they have met. */
+static ra_comm *world;
 
-static bool over_mpi(const settings *s) {
-    return s->transport == TRANSPORT_MPI || (s->transport == TRANSPORT_AUTO && launched());
+bool group_launched(const settings *s) {
+    return s->transport == TRANSPORT_MPI || (s->transport == TRANSPORT_AUTO && ra_mpi_is_launched());
+}
+
+int group_launcher_rank(void) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"};
+    for (int i = 0; i < 3; i++)
+        if (getenv(names[i])) return (int)strtol(getenv(names[i]), NULL, 10);
+    return 0;
 }
 
 ra_status group_ranks(const settings *s, int *ranks) {
-    if (over_mpi(s))
-        return ra_fail(RA_NOT_AVAILABLE, "the transport mpi is not available in this build; --transport threads is");
     *ranks = (int)s->ring_size;
+    if (!group_launched(s)) return RA_OK;
+    if (!world) RA_TRY(ra_comm_mpi_world(s->start_timeout, &world));
+    RA_TRY(ra_comm_set_timeout(world, s->timeout, s->start_timeout));
+    *ranks = ra_comm_size(world);
+    if (ra_comm_rank(world) != 0 && !freopen("/dev/null", "w", stdout)) return ra_fail(RA_IO, "/dev/null cannot be written");
+    if (s->given[OPT_RING_SIZE] && s->ring_size != *ranks)
+        return ra_fail(RA_INVALID, "--ring-size %lld contradicts the launcher's %d ranks", (long long)s->ring_size, *ranks);
     return RA_OK;
+}
+
+void group_end(ra_status status, int code) {
+    if (!world) return;
+    if (status == RA_OK) {
+        ra_comm_destroy(world);
+        world = NULL;
+        return;
+    }
+    ra_comm_abort(world, status, ra_last_error()); /* MPI is not finalized now: that could wait for a rank that is gone */
+    _exit(code);
 }
 
 ra_status group_open(const settings *s, int ranks, group *g) {
     memset(g, 0, sizeof *g);
-    g->comms = calloc((size_t)ranks, sizeof(ra_comm *));
+    g->ranks = ranks;
+    g->local = world ? 1 : ranks;
+    g->comms = calloc((size_t)g->local, sizeof(ra_comm *));
     if (!g->comms) return ra_fail(RA_NOMEM, "no memory for %d ranks", ranks);
-    g->ranks = g->local = ranks;
-    ra_status status =
-        ranks == 1 && s->transport != TRANSPORT_THREADS ? ra_comm_self(g->comms) : ra_comm_threads(ranks, g->comms);
+    ra_status status = RA_OK;
+    if (world) {
+        g->comms[0] = world;
+        g->first = ra_comm_rank(world);
+        return RA_OK;
+    }
+    status = ranks == 1 && s->transport != TRANSPORT_THREADS ? ra_comm_self(g->comms) : ra_comm_threads(ranks, g->comms);
     for (int i = 0; i < g->local && status == RA_OK; i++)
         status = ra_comm_set_timeout(g->comms[i], s->timeout, s->start_timeout);
     if (status != RA_OK) group_close(g);
@@ -36,9 +68,15 @@ ra_status group_open(const settings *s, int ranks, group *g) {
 }
 
 void group_close(group *g) {
-    for (int i = 0; i < g->local && g->comms; i++) ra_comm_destroy(g->comms[i]);
+    for (int i = 0; i < g->local && g->comms; i++)
+        if (g->comms[i] != world) ra_comm_destroy(g->comms[i]);
     free(g->comms);
     memset(g, 0, sizeof *g);
+}
+
+ra_status group_gather(group *g, void *all, int64_t bytes) {
+    if (g->local == g->ranks) return RA_OK;
+    return ra_comm_allgather(g->comms[0], (char *)all + g->first * bytes, all, bytes);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- threads */
@@ -86,6 +124,7 @@ static void watch(const group *g, const char *what, _Atomic int *running) {
 }
 
 ra_status group_run(group *g, const char *what, ra_status (*body)(rank_job *job), void *arg) {
+    if (g->comms[0] == world) return body(&(rank_job){g, g->first, g->ranks, world, arg});
     rank_thread *threads = calloc((size_t)g->local, sizeof *threads);
     if (!threads) return ra_fail(RA_NOMEM, "no memory for %d ranks", g->local);
     _Atomic int running = g->local;

@@ -14,8 +14,19 @@ typedef struct group {
     int64_t total;
 } group;
 
-/* How many ranks the settings ask for: --ring-size, or the launcher's number. */
+/* True if the settings and the environment ask for one process a rank. */
+bool group_launched(const settings *s);
+/* The rank that the launcher gave this process; 0 without one. */
+int group_launcher_rank(void);
+
+/* How many ranks the settings ask for: --ring-size, or the launcher's number. Under a launcher this joins the other
+ * processes; from then on every group is that of all of them, only rank 0 has an output, and the process must end through
+ * group_end. */
 ra_status group_ranks(const settings *s, int *ranks);
+/* The last thing before exit. After a failure the peers are told, and where they are processes this one ends at once, by
+ * `code`. */
+void group_end(ra_status status, int code);
+
 /* Opens the communicators of `ranks` ranks. */
 ra_status group_open(const settings *s, int ranks, group *g);
 void group_close(group *g);
@@ -33,7 +44,10 @@ typedef struct rank_job {
  * progress bar. */
 ra_status group_run(group *g, const char *what, ra_status (*body)(rank_job *job), void *arg);
 
-/* True on the rank that speaks. */
+/* all has an entry of `bytes` bytes for each rank, of which those of this process are filled: fills the others. Returns when
+ * every rank has come so far. */
+ra_status group_gather(group *g, void *all, int64_t bytes);
+/* True in the process that publishes and prints. */
 static inline bool group_speaks(const group *g) { return g->first == 0; }
 
 #endif

@@ -6,6 +6,7 @@
 
 #include "cli.h"
 #include "core/status.h"
+#include "group.h"
 #include "help.h"
 #include "io/output.h"
 
@@ -74,6 +75,9 @@ static ra_status execute(int argc, char **argv, bool *check_failed) {
         return RA_OK;
     }
     RA_TRY(settings_check(&s));
+    bool collective =
+        s.command == CMD_RUN || s.command == CMD_GRAD || s.command == CMD_VERIFY || (s.command == CMD_BENCH && s.rank < 0);
+    if (!collective && group_launched(&s) && group_launcher_rank() > 0) return RA_OK; /* rank 0 does it */
     return functions[s.command](&s, check_failed);
 }
 
@@ -90,8 +94,12 @@ int main(int argc, char **argv) {
     } else status = execute(argc, argv, &check_failed);
     if (fflush(stdout) != 0 && status == RA_OK) status = ra_fail(RA_IO, "standard output cannot be written");
     if (status != RA_OK) {
-        fprintf(stderr, "ringattn: %s\n", ra_last_error());
+        /* All ranks meet the same mistake of a user: the first says it. What only one knows, every one says. */
+        bool echo = group_launcher_rank() > 0 && exit_code(status) != EXIT_COMMUNICATION;
+        if (!echo) fprintf(stderr, "ringattn: %s\n", ra_last_error());
+        group_end(status, exit_code(status));
         return exit_code(status);
     }
+    group_end(RA_OK, 0);
     return check_failed ? EXIT_CHECK_FAILED : EXIT_DONE;
 }

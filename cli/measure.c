@@ -126,6 +126,9 @@ static ra_status measure_group(job *j, int ranks, const char *what) {
     RA_TRY(group_open(j->s, ranks, &g));
     g.total = ranks * (j->repeat + j->warm);
     ra_status status = group_run(&g, what, rank_body, j);
+    if (status == RA_OK) status = group_gather(&g, j->forward, j->repeat * (int64_t)sizeof *j->forward);
+    if (status == RA_OK) status = group_gather(&g, j->back, j->repeat * (int64_t)sizeof *j->back);
+    if (status == RA_OK) status = group_gather(&g, j->peak, (int64_t)sizeof *j->peak);
     group_close(&g);
     if (status == RA_OK && j->time_forward) status = summarise(j->forward, ranks, j->repeat, &j->m->forward);
     if (status == RA_OK && j->backward) status = summarise(j->back, ranks, j->repeat, &j->m->backward);

@@ -50,6 +50,22 @@ static ra_status rank_body(rank_job *rank) {
     return status;
 }
 
+/* Where ranks are processes, each has only its own rows, and zeros elsewhere: the sum over ranks has all. */
+static ra_status collect(job *j, group *g) {
+    for (int id = 0; id < TENSOR_COUNT && g->local < g->ranks; id++) {
+        int64_t count = elements(j->desc, (tensor_id)id), bytes = count * (int64_t)sizeof(double);
+        double *all = malloc((size_t)(g->ranks * bytes) + 1);
+        if (!all) return ra_fail(RA_NOMEM, "no memory to gather the results");
+        memcpy(all + g->first * count, j->t[id], (size_t)bytes);
+        ra_status status = group_gather(g, all, bytes);
+        memset(j->t[id], 0, (size_t)bytes);
+        for (int64_t i = 0; i < g->ranks * count; i++) j->t[id][i % count] += all[i];
+        free(all);
+        RA_TRY(status);
+    }
+    return RA_OK;
+}
+
 /* ----------------------------------------------------------------------------------------------------------- judging */
 
 void verify_judge(verdict *v, int tensor, double error, double bound) {
@@ -209,6 +225,7 @@ ra_status verify_case(const settings *s, const ra_attention_desc *desc, int rank
     if (status == RA_OK) status = group_open(s, ranks, &g);
     if (status == RA_OK) {
         status = group_run(&g, what, rank_body, &j);
+        if (status == RA_OK) status = collect(&j, &g);
         group_close(&g);
     }
     double work = (double)totals.pairs * (double)desc->head_dim;

@@ -210,6 +210,9 @@ RA_API int ra_comm_size(const ra_comm *comm);
 RA_API const char *ra_comm_transport(const ra_comm *comm);
 /* Seconds of silence before a peer counts as lost (default 60), and seconds for every rank to arrive (default 600). */
 RA_API ra_status ra_comm_set_timeout(ra_comm *comm, double timeout, double start_timeout);
+/* Every rank contributes `bytes` bytes (as many everywhere) and gets those of all ranks, in rank order: all has room for ranks * bytes. It
+ * returns when every rank has called it; with 0 bytes it is a barrier. */
+RA_API ra_status ra_comm_allgather(ra_comm *comm, const void *mine, void *all, int64_t bytes);
 /* Breaks the communicator here and tells the peers, which fail with the same reason. Never waits. */
 RA_API void ra_comm_abort(ra_comm *comm, ra_status status, const char *reason);
 /* Frees the communicator; bounded, safe after errors and for NULL. Its plans must be destroyed first. */

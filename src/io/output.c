@@ -47,19 +47,32 @@ static ra_status check_target(const char *path, char *target, mode_t *mode) {
     return status;
 }
 
-/* Opens a new file beside the target; its name is in the table before it exists. */
-static int open_temporary(const char *target, int slot) {
+/* Puts the name of a temporary file beside the target into the table. */
+static void name_temporary(const char *target, int slot, const char *name) {
     const char *slash = strrchr(target, '/');
     int directory = slash ? (int)(slash - target) + 1 : 0;
+    atomic_store(&slots[slot].state, 1);
+    snprintf(slots[slot].temporary, sizeof slots[slot].temporary, "%.*s%s", directory, target, name);
+    atomic_store(&slots[slot].state, 2);
+}
+
+/* Opens a new file beside the target; its name is in the table before it exists. */
+static int open_temporary(const char *target, int slot) {
     for (int attempt = 0; attempt < 1000; attempt++) {
-        atomic_store(&slots[slot].state, 1);
-        snprintf(slots[slot].temporary, sizeof slots[slot].temporary, "%.*s.ringattn-%ld-%d-%d.tmp", directory, target,
-                 (long)getpid(), slot, attempt);
-        atomic_store(&slots[slot].state, 2);
+        char name[64];
+        snprintf(name, sizeof name, ".ringattn-%ld-%d-%d.tmp", (long)getpid(), slot, attempt);
+        name_temporary(target, slot, name);
         int fd = open(slots[slot].temporary, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
         if (fd >= 0 || errno != EEXIST) return fd;
     }
     return -1;
+}
+
+static ra_status map_output(ra_output *output) {
+    void *data = mmap(NULL, (size_t)output->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, output->fd, 0);
+    if (data == MAP_FAILED) return cannot(output->path, errno);
+    output->data = data;
+    return RA_OK;
 }
 
 static ra_status fill(ra_output *output, const void *header, int64_t header_bytes, mode_t mode) {
@@ -69,11 +82,15 @@ static ra_status fill(ra_output *output, const void *header, int64_t header_byte
     do error = posix_fallocate(output->fd, 0, (off_t)output->bytes);
     while (error == EINTR);
     if (error != 0) return cannot(output->path, error);
-    void *data = mmap(NULL, (size_t)output->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, output->fd, 0);
-    if (data == MAP_FAILED) return cannot(output->path, errno);
-    output->data = data;
-    memcpy(data, header, (size_t)header_bytes);
+    RA_TRY(map_output(output));
+    memcpy(output->data, header, (size_t)header_bytes);
     return RA_OK;
+}
+
+static ra_status take_slot(ra_output *output) {
+    for (int i = 0, unused = 0; i < SLOTS && output->slot < 0; i++, unused = 0)
+        if (atomic_compare_exchange_strong(&slots[i].state, &unused, 1)) output->slot = i;
+    return output->slot >= 0 ? RA_OK : ra_fail(RA_IO, "more than %d output files at once", SLOTS);
 }
 
 ra_status ra_output_create(const char *path, const void *header, int64_t header_bytes, int64_t bytes, ra_output *output) {
@@ -83,13 +100,36 @@ ra_status ra_output_create(const char *path, const void *header, int64_t header_
     output->bytes = bytes;
     mode_t mode;
     RA_TRY(check_target(path, output->path, &mode));
-    for (int i = 0, unused = 0; i < SLOTS && output->slot < 0; i++, unused = 0)
-        if (atomic_compare_exchange_strong(&slots[i].state, &unused, 1)) output->slot = i;
-    if (output->slot < 0) return ra_fail(RA_IO, "more than %d output files at once", SLOTS);
+    RA_TRY(take_slot(output));
     output->fd = open_temporary(output->path, output->slot);
     ra_status status = output->fd < 0 ? cannot(path, errno) : fill(output, header, header_bytes, mode);
     if (status != RA_OK) ra_output_discard(output);
     return status;
+}
+
+const char *ra_output_temporary(const ra_output *output) {
+    const char *path = slots[output->slot].temporary, *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
+ra_status ra_output_join(const char *path, const char *temporary, int64_t bytes, ra_output *output) {
+    memset(output, 0, sizeof *output);
+    output->fd = output->slot = -1;
+    output->bytes = bytes;
+    mode_t mode;
+    RA_TRY(check_target(path, output->path, &mode));
+    RA_TRY(take_slot(output));
+    name_temporary(output->path, output->slot, temporary);
+    output->fd = open(slots[output->slot].temporary, O_RDWR | O_CLOEXEC);
+    ra_status status = output->fd < 0 ? cannot(slots[output->slot].temporary, errno) : map_output(output);
+    if (status != RA_OK) ra_output_discard(output);
+    return status;
+}
+
+void ra_output_leave(ra_output *output) {
+    if (output->path[0] != '\0' && output->slot >= 0)
+        atomic_store(&slots[output->slot].state, 1); /* the file is somebody else's to publish */
+    ra_output_discard(output);
 }
 
 ra_status ra_output_sync(ra_output *output) {

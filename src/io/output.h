@@ -18,6 +18,12 @@ typedef struct ra_output {
 
 /* Creates the temporary file of `bytes` bytes, beginning with the header. RA_IO names the target. */
 ra_status ra_output_create(const char *path, const void *header, int64_t header_bytes, int64_t bytes, ra_output *output);
+/* The temporary file's name, without its directory; and another process's way to the same file: it must know the target and
+ * that name. All processes that joined it write their parts; one of them publishes, the others leave. */
+const char *ra_output_temporary(const ra_output *output);
+ra_status ra_output_join(const char *path, const char *temporary, int64_t bytes, ra_output *output);
+void ra_output_leave(ra_output *output);
+
 /* Hands the bytes to the disk and checks that it took them. */
 ra_status ra_output_sync(ra_output *output);
 /* Gives the file its name and closes the output. */

@@ -123,6 +123,13 @@ ra_status ra_comm_set_tracer(ra_comm *comm, void (*event)(void *ctx, const ra_tr
     return RA_OK;
 }
 
+ra_status ra_comm_allgather(ra_comm *comm, const void *mine, void *all, int64_t bytes) {
+    if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
+    if (bytes < 0 || (bytes > 0 && (!mine || !all))) return ra_fail(RA_INVALID, bytes < 0 ? "bytes is negative" : "mine or all is NULL");
+    if (comm->solo.make_row) return ra_fail(RA_INVALID, "a rank played alone has nobody to gather from");
+    return ra_link_allgather(comm->link, mine, all, bytes, "gather");
+}
+
 void ra_comm_abort(ra_comm *comm, ra_status status, const char *reason) {
     if (comm) ra_link_abort(comm->link, status == RA_OK ? RA_ABORTED : status, reason ? reason : "aborted by the caller");
 }

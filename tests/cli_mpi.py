@@ -1,0 +1,124 @@
+"""Under mpirun the same command runs as one rank of p: the same bits as with threads, one voice, and no output after a failure."""
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import unittest
+
+import numpy as np
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli"))
+import kit
+import safe
+
+ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+
+
+def found():
+    """The MPIs for which there is a launcher and a module."""
+    value = json.loads(kit.run("info", "--json").stdout)
+    return [m["implementation"] for m in value["mpi"] if m["available"] and shutil.which("mpirun." + m["implementation"])]
+
+
+def launch(mpi, ranks, *args, more=(), timeout=120):
+    return subprocess.run(["mpirun." + mpi, *more, "-n", str(ranks), kit.RINGATTN, *map(str, args)], capture_output=True, text=True,
+                          timeout=timeout, env=ENVIRONMENT)
+
+
+class UnderALauncher(kit.Case):
+    def setUp(self):
+        super().setUp()
+        self.mpis = found()
+        if not self.mpis:
+            self.skipTest("there is no MPI launcher with a module")
+        for name, array in zip(("q", "k", "v", "dout"), kit.random_arrays(np.random.default_rng(0), 2, 130, 150, 4, 2, 16)):
+            self.save(name + ".npy", array)
+        self.inputs = [part for n in ("q", "k", "v") for part in ("--" + n, self.path(n + ".npy"))]
+        self.before = self.files()
+
+    def test_ranks_as_processes_give_the_bits_of_ranks_as_threads(self):
+        for mpi in self.mpis:
+            for ranks, layout, schedule in ((2, "zigzag", "ring"), (3, "striped", "gather"), (4, "contiguous", "ring")):
+                with self.subTest(mpi=mpi, ranks=ranks, layout=layout, schedule=schedule):
+                    options = ["--causal", "--segment-lengths", "40,0", "--dilation-rates", "1,3", "--layout", layout, "--schedule", schedule,
+                               "--bucket", 8, "--dout", self.path("dout.npy")]
+                    for where, names in (("m", launch), ("t", None)):
+                        outputs = [part for n in ("dq", "dk", "dv") for part in ("--" + n, self.path(f"{where}.safetensors:{n}"))]
+                        outputs += ["--out", self.path(where + "out.npy"), "--lse", self.path(where + "lse.npy")]
+                        done = (launch(mpi, ranks, "grad", *self.inputs, *options, *outputs) if names else
+                                kit.run("grad", *self.inputs, *options, *outputs, "--ring-size", ranks, "--threads", 1))
+                        self.assertEqual(done.returncode, 0, done.stderr)
+                        self.assertEqual(done.stdout.count("grad ["), 1, done.stdout)
+                    self.assertEqual(self.load("mout.npy").tobytes(), self.load("tout.npy").tobytes())
+                    self.assertEqual(self.load("mlse.npy").tobytes(), self.load("tlse.npy").tobytes())
+                    mine, theirs = safe.load(self.path("m.safetensors")), safe.load(self.path("t.safetensors"))
+                    for name in ("dq", "dk", "dv"):
+                        self.assertEqual(mine[name].tobytes(), theirs[name].tobytes(), name)
+                    self.assertEqual(len(self.files()), len(self.before) + 6, self.files())
+
+    def test_verify_and_bench_run_and_one_rank_speaks(self):
+        for mpi in self.mpis:
+            verify = launch(mpi, 3, "verify", "--cases", 4, "--json")
+            self.assertEqual(verify.returncode, 0, verify.stderr)
+            self.assertEqual(json.loads(verify.stdout)["failed"], 0)
+            bench = launch(mpi, 2, "bench", "--seq", 256, "--heads", 2, "--head-dim", 16, "--repeat", 2, "--pass", "both", "--schedule", "ring", "--json")
+            self.assertEqual(bench.returncode, 0, bench.stderr)
+            value = json.loads(bench.stdout)
+            self.assertEqual(value["ring_size"], 2)
+            self.assertEqual(value["fwd"]["bytes_sent"], 2 * 128 * 2 * 16 * 4)
+            self.assertEqual(value["fwd"]["bytes_sent_total"], 2 * value["fwd"]["bytes_sent"])
+            self.assertEqual(value["peak_bytes"], value["planned_bytes"])
+            plan = launch(mpi, 2, "plan", "--seq", 100, "--json")
+            self.assertEqual(json.loads(plan.stdout)["command"], "plan")
+
+    def test_a_mistake_is_said_once_and_leaves_nothing(self):
+        for mpi in self.mpis:
+            done = launch(mpi, 3, "run", *self.inputs[:4], "--v", self.path("none.npy"), "--out", self.path("out.npy"))
+            self.assertNotEqual(done.returncode, 0)
+            self.assertEqual(done.stderr.count("none.npy cannot be read"), 1, done.stderr)
+            done = launch(mpi, 2, "run", *self.inputs, "--out", self.path("out.npy"), "--ring-size", 3)
+            self.assertIn("contradicts", done.stderr)
+            done = launch(mpi, 2, "run", *self.inputs, "--out", self.path("none/out.npy"))
+            self.assertIn("none/out.npy cannot be written", done.stderr)
+            self.assertEqual(self.files(), self.before)
+
+    def test_files_three_times_the_memory_limit_finish_within_it(self):
+        big = np.random.default_rng(1).standard_normal((1, 24000, 4, 64)).astype(np.float32)  # 24 MB
+        self.save("big.npy", big)
+        name = self.path("big.npy")
+        for mpi in self.mpis:
+            done = launch(mpi, 4, "run", "--q", name, "--k", name, "--v", name, "--out", self.path("out.npy"), "--segment-lengths", 200,
+                          "--memory-limit", big.nbytes, "--json")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            os.unlink(self.path("out.npy"))
+
+    def test_after_a_rank_is_killed_nothing_appears_under_the_outputs_name(self):
+        big = np.zeros((1, 40000, 2, 64), np.float32)
+        self.save("big.npy", big)
+        name, before = self.path("big.npy"), None
+        for mpi in self.mpis:
+            before = self.files()
+            process = subprocess.Popen(["mpirun." + mpi, "-n", "2", kit.RINGATTN, "run", "--q", name, "--k", name, "--v", name, "--out",
+                                        self.path("out.npy"), "--kernel", "scalar", "--timeout", "2"], stdout=subprocess.DEVNULL,
+                                       stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
+            deadline = time.monotonic() + 60
+            while self.files() == before and time.monotonic() < deadline and process.poll() is None:
+                time.sleep(0.02)
+            time.sleep(0.5)
+            victims = subprocess.run(["pgrep", "-f", f"{kit.RINGATTN} run --q {name}"], capture_output=True, text=True).stdout.split()
+            victims = [int(p) for p in victims if os.readlink(f"/proc/{p}/exe") == os.path.realpath(kit.RINGATTN)]
+            self.assertEqual(len(victims), 2, "both ranks run")
+            os.kill(max(victims), signal.SIGKILL)
+            process.communicate(timeout=60)
+            self.assertNotEqual(process.returncode, 0)
+            self.assertNotIn("out.npy", self.files())
+            for left in set(self.files()) - set(before):  # mpirun's own kill cannot be cleaned up after
+                self.assertTrue(left.startswith(".ringattn-"), left)
+                os.unlink(self.path(left))
+
+
+if __name__ == "__main__":
+    kit.main()
