@@ -6,7 +6,8 @@
  *
  *     MPI tag:  [ opening 6 bits | the link's own 1 bit | low 20 bits of the link's tag ]
  *
- * A message is sent in pieces of at most 1 GiB, all with the same tag; MPI keeps their order. MPI is called under one lock, because
+ * A message is sent in pieces of 4 MiB, all with the same tag; MPI keeps their order. So none is longer than MPI's int can count, and a
+ * large message shows its progress to whoever waits for it. MPI is called under one lock, because
  * links have threads of their own; MPI_THREAD_SERIALIZED is enough for a program whose MPI is all ours.
  *
  * MPI reports next to nothing when a rank dies; heartbeats find that. After an error nothing of MPI is freed or finalized: each of
@@ -36,7 +37,7 @@
 #define OPENING_BITS 6
 #define OWN_BIT (1 << RA_LINK_TAG_BITS)
 #define TAG_BITS (RA_LINK_TAG_BITS + 1 + OPENING_BITS)
-#define PIECE ((size_t)1 << 30)
+#define PIECE ((size_t)4 << 20)
 
 /* The duplicate of one communicator, and its openings. */
 typedef struct shared_comm {
@@ -91,19 +92,18 @@ static bool mpi_is_over(void) {
     return over != 0;
 }
 
-/* Between two looks at something that is not there yet: first gives way, then sleeps a little, then a little longer. */
-static void relax(int *looks) {
-    if (++*looks < 200) {
-        sched_yield();
-        return;
-    }
-    nanosleep(&(struct timespec){.tv_nsec = *looks < 2000 ? 20000 : 200000}, NULL);
+/* Between two looks at something that is not there yet: gives way, and when it takes long sleeps a little. MPI moves bytes only while
+ * somebody looks, so whoever has seen progress begins again. `since` is when that was. */
+static void relax(double since) {
+    double waited = now() - since;
+    if (waited < 0.002) sched_yield();
+    else nanosleep(&(struct timespec){.tv_nsec = waited < 0.05 ? 10000 : 200000}, NULL);
 }
 
 /* Waits for one request of a collective. */
 static ra_status wait_collective(const ra_mpi_host *host, MPI_Request *pending, double seconds, const char *what) {
-    double until = now() + seconds;
-    for (int looks = 0;; relax(&looks)) {
+    double begin = now(), until = begin + seconds;
+    for (;; relax(begin)) {
         int done = 0;
         pthread_mutex_lock(&mpi_mutex);
         int error = MPI_Test(pending, &done, MPI_STATUS_IGNORE);
@@ -158,11 +158,11 @@ static ra_status post_send(void *ctx, int peer, uint64_t tag, const void *buf, s
 /* Gives up what has not begun; true when MPI has let go of all pieces. What is just ending gets a moment for it. */
 static bool give_up(request *r) {
     bool all = true;
-    double until = now() + 0.01;
+    double begin = now(), until = begin + 0.01;
     for (int i = r->next; i < r->count; i++) {
         int done = 0;
         bool cancelled = false;
-        for (int looks = 0; !done; relax(&looks)) {
+        for (; !done; relax(begin)) {
             pthread_mutex_lock(&mpi_mutex);
             MPI_Test(&r->pieces[i], &done, MPI_STATUS_IGNORE);
             if (!done && r->receiving && !cancelled) MPI_Cancel(&r->pieces[i]);
@@ -200,10 +200,10 @@ static ra_status wait_request(void *ctx, void *request_, double seconds, int *do
     endpoint *e = ctx;
     request *r = request_;
     const ra_mpi_host *host = e->shared->host;
-    double until = seconds > 0 ? now() + seconds : 0;
+    double moved = seconds > 0 ? now() : 0, until = moved + seconds;
     *done = 0;
     if (mpi_is_over()) return host->fail(RA_PEER_LOST, "MPI was finalized while a communicator was in use");
-    for (int looks = 0;;) {
+    for (;;) {
         bool over;
         int before = r->next, error = look(r, &over);
         if (over) {
@@ -213,9 +213,12 @@ static ra_status wait_request(void *ctx, void *request_, double seconds, int *do
             if (status == RA_OK || r->count == 1) host->free(r, r->size);
             return status;
         }
-        if (r->next > before) continue; /* a piece has come: look at the next at once */
+        if (r->next > before) { /* a piece has come: look at the next at once */
+            if (seconds > 0) moved = now();
+            continue;
+        }
         if (seconds <= 0 || now() >= until) return RA_OK;
-        relax(&looks);
+        relax(moved);
     }
 }
 
