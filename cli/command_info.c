@@ -20,7 +20,8 @@ static ra_status report_json(const settings *s, const char *dtype) {
     ra_kernel_info k;
     json_t *kernels = json_array(), *mpi = json_array(), *transports = json_pack("[s, s]", "self", "threads");
     for (int i = 0; ra_kernel_list(i, &k); i++)
-        json_array_append_new(kernels, json_pack("{s:s, s:b, s:s}", "name", k.name, "available", k.available, "reason", k.reason));
+        json_array_append_new(kernels,
+                              json_pack("{s:s, s:b, s:s}", "name", k.name, "available", k.available, "reason", k.reason));
     bool any = false;
     for (int i = 0; i < MPI_COUNT; i++) {
         char text[256];
@@ -31,8 +32,8 @@ static ra_status report_json(const settings *s, const char *dtype) {
     }
     if (any) json_array_append_new(transports, json_string("mpi"));
     return print_json(s, json_pack("{s:s, s:s, s:i, s:s, s:o, s:[], s:o, s:o, s:s}", "version", ra_version(), "cpu_features",
-                                   ra_cpu_features(), "cores", ra_usable_cores(), "kernel", chosen_kernel(), "kernels", kernels, "gpus",
-                                   "transports", transports, "mpi", mpi, "recommended_dtype", dtype));
+                                   ra_cpu_features(), "cores", ra_usable_cores(), "kernel", chosen_kernel(), "kernels", kernels,
+                                   "gpus", "transports", transports, "mpi", mpi, "recommended_dtype", dtype));
 }
 
 ra_status command_info(const settings *s, bool *check_failed) {

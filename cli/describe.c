@@ -87,7 +87,6 @@ static ra_status check_available(const settings *s) {
         return ra_fail(RA_NOT_AVAILABLE, "--device cuda is not available: this build has no CUDA kernels");
     if (s->offload) return ra_fail(RA_NOT_AVAILABLE, "--offload is not available: it needs a CUDA device");
     if (s->transport == TRANSPORT_NCCL) return ra_fail(RA_NOT_AVAILABLE, "--transport nccl is not available in this build");
-    if (s->trace) return ra_fail(RA_NOT_AVAILABLE, "--trace is not available in this build");
     return RA_OK;
 }
 
@@ -109,6 +108,8 @@ ra_status settings_check(settings *s) {
         if (s->given[OPT_RING_SIZES]) return ra_fail(RA_INVALID, "--ring-size contradicts --ring-sizes; give one of them");
         s->ring_sizes = (int_list){{1, s->ring_size}, s->ring_size > 1 ? 2 : 1};
     }
+    if (s->trace && (s->command == CMD_PLAN || s->command == CMD_WHY || s->command == CMD_DRAW))
+        return ra_fail(RA_INVALID, "--trace: %s computes nothing that could be traced", commands[s->command].name);
     if (s->given[OPT_RANK] && !s->given[OPT_REPEAT]) s->repeat = 1; /* a rank of a large job takes long enough */
     RA_TRY(apply_like(s));
     if (s->command == CMD_RUN || s->command == CMD_GRAD) RA_TRY(check_for_any_file(s));

@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "progress.h"
 #include "ringattn_mpi.h"
+#include "trace.h"
 
 /* The communicator of all processes, once they have met. */
 static ra_comm *world;
@@ -37,6 +38,8 @@ ra_status group_ranks(const settings *s, int *ranks) {
     return RA_OK;
 }
 
+ra_comm *group_world(void) { return world; }
+
 void group_end(ra_status status, int code) {
     if (!world) return;
     if (status == RA_OK) {
@@ -58,11 +61,12 @@ ra_status group_open(const settings *s, int ranks, group *g) {
     if (world) {
         g->comms[0] = world;
         g->first = ra_comm_rank(world);
-        return RA_OK;
+        return trace_attach(s, world);
     }
     status = ranks == 1 && s->transport != TRANSPORT_THREADS ? ra_comm_self(g->comms) : ra_comm_threads(ranks, g->comms);
     for (int i = 0; i < g->local && status == RA_OK; i++)
         status = ra_comm_set_timeout(g->comms[i], s->timeout, s->start_timeout);
+    for (int i = 0; i < g->local && status == RA_OK; i++) status = trace_attach(s, g->comms[i]);
     if (status != RA_OK) group_close(g);
     return status;
 }

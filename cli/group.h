@@ -23,6 +23,8 @@ int group_launcher_rank(void);
  * processes; from then on every group is that of all of them, only rank 0 has an output, and the process must end through
  * group_end. */
 ra_status group_ranks(const settings *s, int *ranks);
+/* The communicator of all processes, NULL where ranks are threads. */
+ra_comm *group_world(void);
 /* The last thing before exit. After a failure the peers are told, and where they are processes this one ends at once, by
  * `code`. */
 void group_end(ra_status status, int code);

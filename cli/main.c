@@ -9,6 +9,7 @@
 #include "group.h"
 #include "help.h"
 #include "io/output.h"
+#include "trace.h"
 
 static const command_function functions[COMMAND_COUNT] = {
     [CMD_RUN] = command_run,
@@ -78,7 +79,8 @@ static ra_status execute(int argc, char **argv, bool *check_failed) {
     bool collective =
         s.command == CMD_RUN || s.command == CMD_GRAD || s.command == CMD_VERIFY || (s.command == CMD_BENCH && s.rank < 0);
     if (!collective && group_launched(&s) && group_launcher_rank() > 0) return RA_OK; /* rank 0 does it */
-    return functions[s.command](&s, check_failed);
+    RA_TRY(functions[s.command](&s, check_failed));
+    return trace_write(&s, group_world());
 }
 
 int main(int argc, char **argv) {

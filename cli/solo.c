@@ -11,6 +11,7 @@
 #include "progress.h"
 #include "reference/reference.h"
 #include "shard.h"
+#include "trace.h"
 
 #define SAMPLED_ROWS 1000
 #define SAMPLED_WORK 4e8 /* pairs times D of all sampled rows together */
@@ -179,7 +180,8 @@ static ra_status run_rank(solo *o) {
     ra_comm *comm = NULL;
     ra_plan *plan = NULL;
     RA_TRY(ra_comm_solo((int)o->s->rank, (int)o->s->ring_size, &ops, &comm));
-    ra_status status = ra_plan_create(comm, o->desc, &plan);
+    ra_status status = trace_attach(o->s, comm);
+    if (status == RA_OK) status = ra_plan_create(comm, o->desc, &plan);
     if (status == RA_OK) status = shard_alloc_all(&o->mine, o->backward);
     if (status == RA_OK) shard_generate(&o->mine, o->s->seed);
     if (status == RA_OK) status = measure_rank(o, comm, plan);

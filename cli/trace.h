@@ -1,0 +1,13 @@
+/* --trace: a timeline for Perfetto, a lane a rank and one for its transfers. */
+#ifndef CLI_TRACE_H
+#define CLI_TRACE_H
+
+#include "options.h"
+
+/* Records what happens on the communicator from now on, if --trace is given. */
+ra_status trace_attach(const settings *s, ra_comm *comm);
+/* Writes the file, if --trace is given. `world`: the communicator of all processes where ranks are processes, else NULL;
+ * every one of them calls this, and rank 0 writes. */
+ra_status trace_write(const settings *s, ra_comm *world);
+
+#endif
