@@ -1,0 +1,58 @@
+"""--trace writes a timeline that Perfetto reads: lanes whose stretches never overlap, transfers that begin and end, bytes that add up."""
+import json
+import os
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli"))
+import kit
+
+
+class Trace(kit.Case):
+    def trace(self, *args):
+        value = self.json(*args, "--trace", self.path("t.json"))
+        with open(self.path("t.json")) as f:
+            return value, json.load(f)["traceEvents"]
+
+    def test_a_ring_is_traced_in_full(self):
+        repeat, ranks = 2, 3
+        value, events = self.trace("bench", "--seq", 300, "--heads", 2, "--head-dim", 16, "--ring-size", ranks, "--schedule", "ring", "--bucket", 32,
+                                   "--pass", "both", "--repeat", repeat)
+        names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+        self.assertEqual(names, {(r, t): f"rank {r}{' transfers' if t else ''}" for r in range(ranks) for t in range(2)})
+        lanes = {}
+        for e in events:
+            if e["ph"] == "X":
+                self.assertIn(e["name"], ("compute", "wait"))
+                self.assertGreaterEqual(e["dur"], 0)
+                lanes.setdefault((e["pid"], e["tid"]), []).append((e["ts"], e["ts"] + e["dur"]))
+        self.assertEqual(set(lanes), {(r, 0) for r in range(ranks)})
+        for stretches in lanes.values():
+            stretches.sort()
+            for (_, end), (begin, _) in zip(stretches, stretches[1:]):
+                self.assertLessEqual(end, begin + 0.002)  # times are rounded to nanoseconds
+        open_, sent = {}, {}
+        for e in sorted((e for e in events if e["ph"] in "be"), key=lambda e: (e["ts"], e["ph"] == "e")):
+            key = (e["pid"], e["cat"], e["name"], e["id"])
+            if e["ph"] == "b":
+                self.assertNotIn(key, open_)
+                open_[key] = e["ts"]
+                if e["name"] == "send":
+                    sent[e["pid"], e["cat"]] = sent.get((e["pid"], e["cat"]), 0) + e["args"]["bytes"]
+            else:
+                self.assertGreaterEqual(e["ts"], open_.pop(key))
+        self.assertEqual(open_, {})
+        for part, phase in (("fwd", "forward"), ("bwd", "backward")):
+            self.assertEqual(max(v for (_, cat), v in sent.items() if cat == phase), value[part]["bytes_sent"] * (repeat + 1))
+
+    def test_one_rank_and_failures(self):
+        _, events = self.trace("bench", "--seq", 64, "--heads", 1, "--head-dim", 8, "--repeat", 1)
+        self.assertTrue(any(e["ph"] == "X" and e["name"] == "compute" for e in events))
+        before = self.files()
+        self.refused(2, "plan", "--trace", self.path("x.json"), says="--trace")
+        done = kit.run("bench", "--seq", 64, "--heads", 1, "--head-dim", 8, "--repeat", 1, "--trace", self.path("none/x.json"))
+        self.assertEqual(done.returncode, 3)
+        self.assertEqual(self.files(), before)
+
+
+if __name__ == "__main__":
+    kit.main()
