@@ -22,7 +22,19 @@ string(REGEX REPLACE "/$" "" prefix_from_pc "${prefix_from_pc}")
 configure_file(cmake/ringattn.pc.in ringattn.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/ringattn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
-# A Python wheel (pyproject.toml) holds the shared library beside the package's files; wheels know no symbolic links.
+# A Python wheel (pyproject.toml) holds the shared library beside the package's files; wheels know no symbolic links. The CUDA part takes
+# minutes to build, so it comes along on machines with a GPU, or with -DRA_WHEEL_CUDA=ON.
 if(SKBUILD)
+    add_custom_target(wheel DEPENDS ringattn)
     install(FILES $<TARGET_FILE:ringattn> DESTINATION ringattn COMPONENT python RENAME libringattn.so)
+    if(EXISTS /dev/nvidiactl)
+        set(has_gpu ON)
+    else()
+        set(has_gpu OFF)
+    endif()
+    option(RA_WHEEL_CUDA "The wheel holds the CUDA kernels" ${has_gpu})
+    if(TARGET ringattn_cuda AND RA_WHEEL_CUDA)
+        add_dependencies(wheel ringattn_cuda)
+        install(FILES $<TARGET_FILE:ringattn_cuda> DESTINATION ringattn COMPONENT python)
+    endif()
 endif()

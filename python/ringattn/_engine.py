@@ -32,8 +32,8 @@ _TIMEOUT = 60.0
 class Communicator:
     """One ``ra_comm``, with the plan of its latest call kept for the next one like it."""
 
-    def __init__(self, handle: int, transport: Any = None):
-        self.handle = handle
+    def __init__(self, handle: int, ranks: int = 1, transport: Any = None):
+        self.handle, self.ranks = handle, ranks
         self.lock = threading.Lock()  # a handle serves one thread at a time; CUDA's backward pass comes from another one
         self._transport = transport  # kept alive for as long as the library may call it
         self._pid = os.getpid()  # a forked child leaves it alone: the threads that belong to it are not there
@@ -48,11 +48,7 @@ class Communicator:
         if self._plan and key == self._plan_key:
             return self._plan
         self._drop_plan()
-        options = problem.options
-        timeout = options.timeout or _TIMEOUT
-        if timeout != self._timeout:
-            _lib.check(lib.ra_comm_set_timeout(self.handle, timeout, max(_START_TIMEOUT, timeout)))
-            self._timeout = timeout
+        self.set_timeout(problem.options.timeout)
         desc = problem.desc
         if seed or ranges is not None:
             desc = Desc.from_buffer_copy(desc)
@@ -77,6 +73,22 @@ class Communicator:
         plan, self._plan, self._plan_key = self._plan, 0, None
         if plan:
             lib.ra_plan_destroy(plan)
+
+    def set_timeout(self, timeout: float) -> None:
+        timeout = timeout or _TIMEOUT
+        if timeout != self._timeout:
+            _lib.check(lib.ra_comm_set_timeout(self.handle, timeout, max(_START_TIMEOUT, timeout)))
+            self._timeout = timeout
+
+    def gather(self, record: bytes) -> list[bytes]:
+        """Every rank's record, in rank order; all have the same length."""
+        size = len(record)
+        with self.lock:
+            everyone = ctypes.create_string_buffer(size * self.ranks)
+            status = lib.ra_comm_allgather(self.handle, record, everyone, size)
+        if status:
+            self.fail(status)
+        return [everyone.raw[size * rank:size * (rank + 1)] for rank in range(self.ranks)]
 
     def forward(self, problem: Problem, seed: int, ranges: Ranges, key: Any, stream: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
                 lse: Tensor) -> None:
@@ -183,7 +195,7 @@ def alone() -> Communicator:
 def _new_thread_ranks(ranks: int) -> list[Communicator]:
     handles = (c_void_p * ranks)()
     _lib.check(lib.ra_comm_threads(ranks, handles))
-    return [Communicator(handle) for handle in handles]
+    return [Communicator(handle, ranks) for handle in handles]
 
 
 def _thread_ranks(ranks: int) -> list[Communicator]:

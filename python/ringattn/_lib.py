@@ -106,6 +106,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ra_comm_abort": (None, [c_void_p, c_int, c_char_p]),
     "ra_comm_destroy": (None, [c_void_p]),
     "ra_comm_stats": (c_int, [c_void_p, ctypes.POINTER(Stats)]),
+    "ra_comm_allgather": (c_int, [c_void_p, c_void_p, c_void_p, c_int64]),
     "ra_plan_create": (c_int, [c_void_p, ctypes.POINTER(Desc), ctypes.POINTER(c_void_p)]),
     "ra_plan_destroy": (None, [c_void_p]),
     "ra_plan_summary": (c_int, [ctypes.POINTER(Desc), c_int, c_int, ctypes.POINTER(Summary)]),

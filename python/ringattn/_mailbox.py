@@ -6,7 +6,7 @@ offers all of that, so messages travel as frames on one stream a peer, and are m
     [ kind 8 | tag 8 | length 8 | payload, if it fits into INLINE bytes ]      then the payload alone, if it does not
 
 A frame whose receive is posted already is read straight into its buffer; one that comes early waits in memory of its own. The same
-streams carry small records that all ranks exchange before a call (`exchange`), and the news that a rank gave up or left.
+streams carry the news that a rank gave up or left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ._lib import CommOps
 HEADER = struct.Struct("<QQQ")
 INLINE = 8192 - HEADER.size
 FRAME = HEADER.size + INLINE
-SHORT, LONG, RECORD, GAVE_UP, LEFT = range(5)
+SHORT, LONG, GAVE_UP, LEFT = range(4)
 
 
 class Request:
@@ -52,11 +52,9 @@ class Mailbox:
         self.requests: dict[int, Request] = {}
         self.posted: dict[tuple[int, int], deque[Request]] = {}
         self.early: dict[tuple[int, int], deque[Any]] = {}
-        self.records: dict[tuple[int, int], bytes] = {}
         self.lost: dict[int, tuple[int, str]] = {}  # peer: status and reason
         self.given_up: Optional[int] = None  # the status of the first rank that said it gave up: then nobody can finish
         self.interrupt: Optional[BaseException] = None
-        self.exchanges = 0
         self._ids = itertools.count(1)
         self._ops = CommOps(ctypes.sizeof(CommOps), flags, _lib.POST_RECV(self._post_recv), _lib.POST_SEND(self._post_send),
                             _lib.WAIT(self._wait), _lib.CANCEL(self._cancel), _lib.ABORT(self._abort), _lib.DESTROY())
@@ -86,8 +84,6 @@ class Mailbox:
                     self.early.setdefault((peer, tag), deque()).append(payload)
                 else:
                     self._fill(request, payload, len(payload))
-            elif kind == RECORD:
-                self.records[peer, tag] = payload
             elif kind == GAVE_UP:
                 self.given_up = self.given_up or tag
                 self._lose(peer, tag, f"rank {peer} gave up: {payload.decode(errors='replace')}")
@@ -155,31 +151,6 @@ class Mailbox:
             if interrupt is not None:
                 raise interrupt
             return "; ".join(reason for _, reason in self.lost.values())
-
-    # A record from every rank.
-
-    def exchange(self, record: bytes, seconds: float) -> list[bytes]:
-        """Every rank's record, in rank order. Raises if a rank is lost or does not come within `seconds`."""
-        if len(record) > INLINE:
-            raise ValueError(f"a record of {len(record)} bytes is too long")
-        with self.changed:
-            number, self.exchanges = self.exchanges, self.exchanges + 1
-            peers = [peer for peer in range(self.ranks) if peer != self.rank]
-            for peer in peers:
-                self.send_frame(peer, HEADER.pack(RECORD, number, len(record)) + record)
-                self.listen(peer)
-
-            def happened() -> bool:
-                return all((peer, number) in self.records or peer in self.lost for peer in peers)
-
-            arrived = self.wait_until(happened, seconds)
-            missing = [peer for peer in peers if (peer, number) not in self.records]
-            if missing and not arrived:
-                raise _lib.RingattnError(f"rank {missing[0]} did not come to the call within {seconds:g} seconds", "RA_TIMEOUT")
-            if missing:
-                status, reason = self.lost[missing[0]]
-                raise _lib.RingattnError(f"before the call: {reason}", _lib.lib.ra_status_name(status).decode())
-            return [record if peer == self.rank else self.records.pop((peer, number)) for peer in range(self.ranks)]
 
     # The library's calls. An exception must not leave them.
 

@@ -25,7 +25,7 @@ from typing import Any, Iterable, Optional
 from . import _lib
 from ._config import Options, Problem, Shape, problem_for, rows_problem
 from ._engine import Alone, Communicator, InProcess, Ranges, Tensor, run_on
-from ._mailbox import FRAME, HEADER, INLINE, LEFT, LONG, SHORT, Mailbox, Polled, Request
+from ._mailbox import FRAME, HEADER, LEFT, LONG, Mailbox, Polled, Request
 
 _START_TIMEOUT = 600.0
 _FOREVER_DAYS = 3650
@@ -257,7 +257,9 @@ class MpiMailbox(Polled):
 
 # ------------------------------------------------------------------------------------------------------------------------- groups
 
+# What every rank tells every other before a call, and the same length for a rank that only says why it does not take part.
 _RECORD = struct.Struct("<?qqQ16s")  # taking part, query rows, key rows, seed, digest
+_RECORD_BYTES = 512
 
 
 class Processes(Alone):
@@ -266,7 +268,7 @@ class Processes(Alone):
     def __init__(self, key: str, mailbox: Any):
         self.key, self.mailbox = key, mailbox
         self.rank, self.ranks = mailbox.rank, mailbox.ranks
-        self.comm = Communicator(mailbox.communicator(), mailbox)
+        self.comm = Communicator(mailbox.communicator(), self.ranks, mailbox)
         self._digests: dict[Any, bytes] = {}
 
     def _digest(self, *what: Any) -> bytes:
@@ -281,12 +283,9 @@ class Processes(Alone):
         """The global problem of a call whose local shape is given. Every rank learns every rank's rows, and takes rank 0's seed."""
         replicated = options.query_placement == "replicated"
         local = self._digest(tuple(options)[:14], shape._replace(seq_q=0, seq_k=0), ranges)
-        record = _RECORD.pack(True, shape.seq_q, shape.seq_k, seed, local)
-        records = self.mailbox.exchange(record, max(_START_TIMEOUT, options.timeout))
-        for rank, other in enumerate(records):
-            if not other[0]:
-                raise _lib.RingattnError(f"rank {rank} does not take part in the call: {other[1:].decode(errors='replace')}", "RA_ABORTED")
-        parts = [_RECORD.unpack(other) for other in records]
+        self.comm.set_timeout(options.timeout)
+        records = self._exchange(_RECORD.pack(True, shape.seq_q, shape.seq_k, seed, local))
+        parts = [_RECORD.unpack_from(record) for record in records]
         rows_q, rows_k = [part[1] for part in parts], [part[2] for part in parts]
         seq_q = max(rows_q) if replicated else sum(rows_q)
         seed = parts[0][3]
@@ -295,6 +294,15 @@ class Processes(Alone):
         if any(part[4] != local for part in parts):
             self.comm.forget()  # the library compares the ranks when they plan, and says who differs in what
         return problem, seed
+
+    def _exchange(self, record: bytes) -> list[bytes]:
+        """Every rank's record; raises if one of them says that its rank does not take part."""
+        records = self.comm.gather(record.ljust(_RECORD_BYTES, b"\0"))
+        for rank, other in enumerate(records):
+            if not other[0]:
+                reason = other[1:].rstrip(b"\0").decode(errors="replace")
+                raise _lib.RingattnError(f"rank {rank} does not take part in the call: {reason}", "RA_ABORTED")
+        return records
 
     def _check_rows(self, problem: Problem, rows_q: list[int], rows_k: list[int]) -> None:
         options, shape = problem.options, problem.shape
@@ -310,7 +318,7 @@ class Processes(Alone):
 
     def refuse(self, reason: str) -> None:
         try:
-            self.mailbox.exchange(b"\0" + reason.encode()[:1000], _START_TIMEOUT)
+            self._exchange(b"\0" + reason.encode()[:_RECORD_BYTES - 1])
         except _lib.RingattnError:
             pass  # the caller has a better reason to raise
 
@@ -322,20 +330,16 @@ class Processes(Alone):
     def renew(self) -> None:
         """Another communicator over the same transport, without the buffers and plans of the old one."""
         self.comm.close()
-        self.comm = Communicator(self.mailbox.communicator(), self.mailbox)
+        self.comm = Communicator(self.mailbox.communicator(), self.ranks, self.mailbox)
 
     def gather(self, numbers: list[int]) -> list[list[int]]:
         """Every rank's list of integers, all of the same length."""
-        limit = INLINE // 8 - 1
         found: list[list[int]] = [[] for _ in range(self.ranks)]
+        limit = _RECORD_BYTES // 8 - 1
         for begin in range(0, max(1, len(numbers)), limit):
             part = numbers[begin:begin + limit]
-            records = self.mailbox.exchange(b"\1" + struct.pack(f"<{len(part)}q", *part), _START_TIMEOUT)
-            for rank, other in enumerate(records):
-                if not other[0]:
-                    raise _lib.RingattnError(f"rank {rank} does not take part in the call: {other[1:].decode(errors='replace')}",
-                                             "RA_ABORTED")
-                found[rank] += struct.unpack(f"<{len(part)}q", other[1:])
+            for rank, record in enumerate(self._exchange(b"\1" + struct.pack(f"<{len(part)}q", *part))):
+                found[rank] += struct.unpack_from(f"<{len(part)}q", record, 1)
         return found
 
     def positions(self, rows: int, layout: str) -> tuple[int, Any]:

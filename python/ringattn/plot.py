@@ -1,0 +1,250 @@
+"""Pictures of the JSON that ``ringattn bench``, ``memory`` and ``plan`` print, and of the benches against other libraries.
+
+    python -m ringattn.plot results.json [more.json ...] [-o picture.png]
+
+A file holds one JSON object, a list of them, or several one after the other (``ringattn bench --json >> results.json``). Each kind of
+result becomes a panel: speed, scaling over the ring size, memory with the 1/p line, balance of a plan, speed against peers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+from typing import Any, Callable, Iterable, Optional
+
+Result = dict[str, Any]
+
+
+def read(path: Any) -> list[Result]:
+    """The results in a file. Raises ValueError with the file's name where it is not what ringattn writes.
+
+    >>> import json, tempfile
+    >>> from ringattn import plot
+    >>> with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+    ...     _ = file.write(json.dumps({"schema": 1, "command": "memory", "rows": []}) * 2)
+    ...     file.flush()
+    ...     len(plot.read(file.name))
+    2
+    """
+    text, results, place = pathlib.Path(path).read_text(), [], 0
+    decoder = json.JSONDecoder()
+    while text[place:].strip():
+        place += len(text[place:]) - len(text[place:].lstrip())
+        try:
+            value, place = decoder.raw_decode(text, place)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}: {error}") from None
+        results += value if isinstance(value, list) else [value]
+    for result in results:
+        if not isinstance(result, dict):
+            raise ValueError(f"{path}: holds a {type(result).__name__} where a result is expected")
+        if result.get("schema", 1) != 1:
+            raise ValueError(f"{path}: schema {result['schema']} is unknown here; 1 is expected")
+    return results
+
+
+def kind(result: Result) -> str:
+    """bench, memory, plan or peers: as the result says, or as its fields show."""
+    named = result.get("command")
+    if named in _PANELS:
+        return named
+    if "ranks" in result and "balance" in result:
+        return "plan"
+    rows = result.get("rows")
+    if isinstance(rows, list) and rows and "reduction" in rows[0]:
+        return "memory"
+    if _peer_rows(result):
+        return "peers"
+    if "fwd" in result or "bwd" in result:
+        return "bench"
+    raise ValueError(f"a result with the fields {', '.join(sorted(result))} is none of {', '.join(_PANELS)}")
+
+
+# ---------------------------------------------------------------------------------------------------------------------------- panels
+
+
+def _label(result: Result) -> str:
+    parts = [result.get("label") or " ".join(str(result[name]) for name in ("kernel", "dtype") if name in result)]
+    if result.get("ring_size", 1) != 1:
+        parts.append(f"p={result['ring_size']} {result.get('layout', '')}".strip())
+    return "\n".join(part for part in parts if part) or "bench"
+
+
+def _passes(results: Iterable[Result]) -> list[str]:
+    return [name for name in ("fwd", "bwd") if any(name in result for result in results)]
+
+
+_TITLES = {"fwd": "forward", "bwd": "backward"}
+
+
+def _speed(axes: Any, results: list[Result]) -> None:
+    names, passes = [_label(result) for result in results], _passes(results)
+    _bars(axes, names, {_TITLES[p]: [result.get(p, {}).get("gflops") for result in results] for p in passes}, "GFLOP/s, attended pairs only")
+    axes.set_title("Speed")
+
+
+def _scaling(axes: Any, results: list[Result]) -> None:
+    results = sorted(results, key=lambda result: result["ring_size"])
+    sizes = [result["ring_size"] for result in results]
+    for p in _passes(results):
+        points = [(result["ring_size"], result[p]["ms"]) for result in results if p in result]
+        axes.plot(*zip(*points), marker="o", label=_TITLES[p])
+        axes.plot(sizes, [points[0][1] * points[0][0] / size for size in sizes], linestyle="--", color="grey", linewidth=1)
+    axes.plot([], [], linestyle="--", color="grey", linewidth=1, label="1/p")
+    _ring_axis(axes, sizes)
+    axes.set_yscale("log")
+    axes.set_ylabel("ms")
+    axes.set_title("Time over ring size")
+    axes.legend()
+
+
+def _memory(axes: Any, results: list[Result]) -> None:
+    rows = [row for result in results for row in result["rows"]]
+    sizes = sorted({row["ring_size"] for row in rows})
+    for seq in sorted({row["seq"] for row in rows}):
+        points = sorted((row["ring_size"], row["peak_bytes"] / 2**20, row.get("planned_bytes")) for row in rows if row["seq"] == seq)
+        line, = axes.plot([p for p, _, _ in points], [peak for _, peak, _ in points], marker="o", label=f"n = {seq:,}")
+        axes.plot(sizes, [points[0][1] * points[0][0] / size for size in sizes], linestyle="--", linewidth=1, color=line.get_color())
+        planned = [(p, plan / 2**20) for p, _, plan in points if plan]
+        if planned:
+            axes.plot(*zip(*planned), linestyle="none", marker="x", color=line.get_color())
+    axes.plot([], [], linestyle="--", color="grey", linewidth=1, label="1/p")
+    axes.plot([], [], linestyle="none", marker="x", color="grey", label="planned")
+    _ring_axis(axes, sizes)
+    axes.set_yscale("log", base=2)
+    axes.set_ylabel("peak of a rank, MiB")
+    axes.set_title("Memory")
+    axes.legend(fontsize=8)
+
+
+def _balance(axes: Any, results: list[Result]) -> None:
+    width = 0.8 / len(results)
+    for index, result in enumerate(results):
+        ranks = result["ranks"]
+        mean = sum(rank["pairs"] for rank in ranks) / max(1, len(ranks)) or 1
+        places = [rank["rank"] + (index - (len(results) - 1) / 2) * width for rank in ranks]
+        name = f"{result.get('layout', 'plan')} ({100 * result['balance']:.0f}%)"
+        axes.bar(places, [rank["pairs"] / mean for rank in ranks], width, label=name)
+    axes.axhline(1, linestyle="--", color="grey", linewidth=1)
+    axes.set_xlabel("rank")
+    axes.set_ylabel("pairs, relative to the mean")
+    axes.set_title("Balance")
+    axes.legend(fontsize=8)
+
+
+def _plan_memory(axes: Any, results: list[Result]) -> None:
+    for result in results:
+        ranks = result["ranks"]
+        axes.plot([rank["rank"] for rank in ranks], [rank["bytes_sent"] / 2**20 for rank in ranks], marker="o",
+                  label=f"{result.get('layout', 'plan')}: sent")
+        axes.plot([rank["rank"] for rank in ranks], [rank["memory_bytes"] / 2**20 for rank in ranks], marker="s", linestyle=":",
+                  label=f"{result.get('layout', 'plan')}: memory")
+    axes.set_xlabel("rank")
+    axes.set_ylabel("MiB")
+    axes.set_ylim(bottom=0)
+    axes.set_title("Bytes sent and memory of each rank")
+    axes.legend(fontsize=8)
+
+
+_UNITS = {"tflops": "TFLOP/s", "gflops": "GFLOP/s", "ms": "ms"}
+
+
+def _unit_of(name: str) -> Optional[str]:
+    return next((unit for unit in _UNITS if name == unit or name.endswith("_" + unit)), None)
+
+
+def _peer_rows(result: Result) -> list[tuple[str, str, str, float]]:
+    """(case, peer, unit, number) of each measurement: rows of {case, peer, gflops}, or of {case, ours_gflops, torch_gflops, ...}."""
+    found = []
+    for row in next((result[name] for name in ("cases", "rows", "results") if isinstance(result.get(name), list)), []):
+        if not isinstance(row, dict):
+            continue
+        case = " ".join(str(row[name]) for name in ("case", "name", "dtype", "pass") if name in row)
+        peer = next((str(row[name]) for name in ("peer", "library", "who") if name in row), None)
+        for name, value in row.items():
+            unit = _unit_of(name)
+            if unit and isinstance(value, (int, float)):
+                found.append((case, peer or name[:-len(unit) - 1] or "ringattn", unit, float(value)))
+            elif isinstance(value, dict):  # {"ringattn": {"gflops": ...}, "torch": {...}}
+                found += [(case, name, inner, float(number)) for inner, number in value.items()
+                          if inner in _UNITS and isinstance(number, (int, float))]
+    units = [unit for unit in _UNITS if any(row[2] == unit for row in found)]
+    return [row for row in found if row[2] == units[0]] if units else []
+
+
+def _peers(axes: Any, results: list[Result]) -> None:
+    rows = [row for result in results for row in _peer_rows(result)]
+    cases, peers = list(dict.fromkeys(row[0] for row in rows)), list(dict.fromkeys(row[1] for row in rows))
+    table = {(case, peer): number for case, peer, _, number in rows}
+    _bars(axes, cases, {peer: [table.get((case, peer)) for case in cases] for peer in peers}, _UNITS[rows[0][2]])
+    axes.set_title("Against other libraries")
+
+
+def _bars(axes: Any, names: list[str], groups: dict[str, list[Optional[float]]], unit: str) -> None:
+    width = 0.8 / max(1, len(groups))
+    for index, (group, values) in enumerate(groups.items()):
+        places = [place + (index - (len(groups) - 1) / 2) * width for place in range(len(names))]
+        axes.bar(places, [value or 0.0 for value in values], width, label=group)
+    axes.set_xticks(range(len(names)), names, fontsize=8, rotation=30 if max(map(len, names), default=0) > 14 else 0)
+    axes.set_ylabel(unit)
+    axes.legend(fontsize=8)
+
+
+def _ring_axis(axes: Any, sizes: list[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sizes, [str(size) for size in sizes])
+    axes.minorticks_off()
+    axes.set_xlabel("ring size")
+
+
+_PANELS: dict[str, Callable[[Any, list[Result]], None]] = {"bench": _speed, "memory": _memory, "plan": _balance, "peers": _peers}
+
+
+# ----------------------------------------------------------------------------------------------------------------------------- figure
+
+
+def figure(results: list[Result]) -> Any:
+    """A matplotlib figure with a panel for each kind of result."""
+    if not results:
+        raise ValueError("there are no results to draw")
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise ImportError("ringattn.plot needs matplotlib, which is not installed") from None
+    kinds: dict[str, list[Result]] = {}
+    for result in results:
+        kinds.setdefault(kind(result), []).append(result)
+    panels: list[tuple[Callable[[Any, list[Result]], None], list[Result]]] = []
+    for name in _PANELS:
+        if name in kinds:
+            panels.append((_PANELS[name], kinds[name]))
+    if len({result.get("ring_size", 1) for result in kinds.get("bench", [])}) > 1:
+        panels.append((_scaling, kinds["bench"]))
+    if "plan" in kinds:
+        panels.append((_plan_memory, kinds["plan"]))
+    drawn = Figure(figsize=(5.2 * len(panels), 4.2), layout="constrained")
+    for axes, (panel, its) in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels):
+        panel(axes, its)
+    return drawn
+
+
+def main(arguments: Optional[list[str]] = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m ringattn.plot", description="Draws the JSON of ringattn bench, memory, plan and peers.")
+    parser.add_argument("files", nargs="+", help="JSON files")
+    parser.add_argument("-o", "--output", help="picture to write (png, svg, pdf); beside the first file by default")
+    given = parser.parse_args(arguments)
+    output = given.output or pathlib.Path(given.files[0]).with_suffix(".png")
+    try:
+        results = [result for path in given.files for result in read(path)]
+        figure(results).savefig(output, dpi=150)
+    except (OSError, ValueError, ImportError) as error:
+        print(f"ringattn.plot: {error}", file=sys.stderr)
+        return 3
+    print(output)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""Pictures: drawn from the JSON that the command line prints, and of patterns."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import reference
+import ringattn
+from ringattn import plot
+
+pytest.importorskip("matplotlib", reason="matplotlib is not installed").use("Agg")
+
+
+def bench(ring_size, gflops=10.0):
+    one = {"ms": 100 / ring_size, "ms_min": 90 / ring_size, "gflops": gflops, "bytes_sent": 1, "bytes_sent_total": 2, "wait_ms": 0.1}
+    return {"schema": 1, "command": "bench", "kernel": "neon", "dtype": "f32", "ring_size": ring_size, "layout": "zigzag", "fwd": one, "bwd": one}
+
+
+MEMORY = {"schema": 1, "command": "memory", "rows": [
+    {"seq": seq, "ring_size": p, "peak_bytes": seq * 64 // p + 1024, "planned_bytes": seq * 64 // p, "bytes_per_token": 1, "reduction": 1 - 1 / p}
+    for seq in (4096, 8192) for p in (1, 2, 4)]}
+PLAN = {"schema": 1, "command": "plan", "layout": "contiguous", "balance": 0.57, "ranks": [
+    {"rank": r, "rows": 4, "pairs": 10 * r + 1, "bytes_sent": 100, "hops": 1, "memory_bytes": 1000} for r in range(4)]}
+PEERS = {"schema": 1, "rows": [{"case": "dense", "pass": "fwd", "ringattn_gflops": 9.0, "torch_gflops": 6.0},
+                               {"case": "dilated", "pass": "fwd", "ringattn_gflops": 8.0, "torch_gflops": 2.0}]}
+
+
+def titles(figure):
+    return [axes.get_title() for axes in figure.axes]
+
+
+def test_each_kind_of_result_has_its_panel():
+    figure = plot.figure([bench(1), bench(2), bench(4), MEMORY, PLAN, PEERS])
+    assert titles(figure) == ["Speed", "Memory", "Balance", "Against other libraries", "Time over ring size",
+                              "Bytes sent and memory of each rank"]
+
+
+def test_the_memory_panel_shows_the_numbers_and_the_one_over_p_line():
+    axes, = plot.figure([MEMORY]).axes
+    measured = axes.lines[0]
+    assert list(measured.get_xdata()) == [1, 2, 4]
+    assert np.allclose(measured.get_ydata(), [(4096 * 64 // p + 1024) / 2**20 for p in (1, 2, 4)])
+    ideal = axes.lines[1]
+    assert np.allclose(ideal.get_ydata(), measured.get_ydata()[0] / np.array([1, 2, 4]))
+
+
+def test_the_scaling_panel_shows_times_over_ring_sizes():
+    axes = plot.figure([bench(4), bench(1)]).axes[1]
+    assert list(axes.lines[0].get_xdata()) == [1, 4] and np.allclose(axes.lines[0].get_ydata(), [100, 25])
+
+
+def test_peers_are_grouped_by_case():
+    axes, = plot.figure([PEERS]).axes
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["dense fwd", "dilated fwd"]
+    assert [bar.get_height() for bar in axes.patches] == [9.0, 8.0, 6.0, 2.0]
+    nested = {"cases": [{"case": "dense", "ringattn": {"gflops": 3.0, "ms": 1.0}, "torch": {"gflops": 2.0, "ms": 2.0}}]}
+    axes, = plot.figure([nested]).axes
+    assert [bar.get_height() for bar in axes.patches] == [3.0, 2.0]
+
+
+def test_the_command_draws_files_and_says_where(tmp_path):
+    source = tmp_path / "results.json"
+    source.write_text("".join(json.dumps(bench(p)) + "\n" for p in (1, 2)) + json.dumps([MEMORY, PLAN]))
+    done = subprocess.run([sys.executable, "-m", "ringattn.plot", str(source)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.strip() == str(tmp_path / "results.png"), done.stderr
+    assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
+    assert plot.main([str(source), "-o", str(tmp_path / "picture.svg")]) == 0
+    assert "<svg" in (tmp_path / "picture.svg").read_text()
+
+
+@pytest.mark.parametrize("text, match", [("{", "delimiter|Expecting"), ("[1]", "int"), ('{"schema": 2}', "schema 2"),
+                                         ('{"a": 1}', "fields a"), ("", "no results")])
+def test_a_file_that_is_no_result_is_named(tmp_path, capsys, text, match):
+    path = tmp_path / "bad.json"
+    path.write_text(text)
+    assert plot.main([str(path)]) == 3
+    import re
+
+    assert re.search(match, capsys.readouterr().err)
+    assert plot.main([str(tmp_path / "absent.json")]) == 3
+
+
+@pytest.mark.filterwarnings("ignore::ringattn.HolesWarning")
+def test_draw_shows_exactly_the_pairs_of_the_pattern(tmp_path):
+    from ringattn._draw import attended
+
+    options = {"segment_lengths": [6, 12], "dilation_rates": [1, 3], "combine": "mix", "is_causal": True}
+    tables = reference.pairs(20, 20, 2, 1, **options)
+    assert np.array_equal(attended(20, 2, 1, **options), sum(tables))
+    figure = ringattn.draw(20, heads=2, kv_heads=1, path=tmp_path / "pattern.png", ring_size=4, **options)
+    picture = figure.axes[0].images[0].get_array()
+    assert np.array_equal(~np.ma.getmaskarray(picture), sum(tables)[0] > 0)
+    assert ringattn.draw(8, heads=1, ring_size=4, is_causal=True).axes[0].images[0].get_array()[7, 0] == 3
+    assert (tmp_path / "pattern.png").exists()
+    assert len(ringattn.draw(8, heads=3, head=1).axes) == 1
+
+
+def test_draw_handles_more_keys_than_head_dims():
+    from ringattn._draw import attended
+
+    assert np.array_equal(attended(300, 1, is_causal=True)[0], np.tri(300))
