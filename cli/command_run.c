@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "cli.h"
 #include "core/dtype.h"
@@ -13,6 +14,7 @@
 #include "core/status.h"
 #include "files.h"
 #include "group.h"
+#include "measure.h"
 #include "shard.h"
 
 /* What a rank reports of its call. */
@@ -227,6 +229,7 @@ static ra_status run_group(job *j, group *g) {
     RA_TRY(make_outputs(j, g));
     j->results = calloc((size_t)g->ranks, sizeof *j->results);
     if (!j->results) return ra_fail(RA_NOMEM, "no memory for %d ranks", g->ranks);
+    if (isatty(STDERR_FILENO) && g->local == g->ranks) g->expected = measure_estimate(j->s, desc_of(j), g->ranks, j->backward);
     RA_TRY(group_run(g, commands[j->s->command].name, rank_body, j));
     RA_TRY(files_sync(&j->files));
     RA_TRY(group_gather(g, j->results, (int64_t)sizeof *j->results)); /* every rank has written its rows */

@@ -1,5 +1,6 @@
 #include "group.h"
 
+#include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,6 +8,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "cli.h"
 #include "core/status.h"
 #include "progress.h"
 #include "ringattn_mpi.h"
@@ -117,12 +119,17 @@ static int weight(ra_status status) {
     }
 }
 
+/* How much is done after a share of the expected time: as expected at first, then ever slower, since it was not expected. */
+static double guess(double share) { return share < 0.8 ? share : 1 - 0.2 * exp(-(share - 0.8) / 0.2); }
+
 static void watch(const group *g, const char *what, _Atomic int *running) {
+    double start = now();
     progress_start(what);
     for (long nanoseconds = 50000; atomic_load(running) > 0;) {
         nanosleep(&(struct timespec){0, nanoseconds}, NULL);
         if (nanoseconds < 50000000) nanoseconds *= 2;
         if (g->total > 0) progress_set((double)atomic_load(&g->done) / (double)g->total);
+        else if (g->expected > 0) progress_set(guess((now() - start) / g->expected));
     }
     progress_end();
 }

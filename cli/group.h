@@ -12,6 +12,7 @@ typedef struct group {
     ra_comm **comms;      /* [local] */
     _Atomic int64_t done; /* for the progress bar: rank bodies add to it, up to total */
     int64_t total;
+    double expected; /* or, where nothing can be counted, the seconds that it should take; 0: unknown */
 } group;
 
 /* True if the settings and the environment ask for one process a rank. */

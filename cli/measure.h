@@ -26,6 +26,10 @@ typedef struct measurement {
 ra_status measure(const settings *s, const ra_attention_desc *desc, int ranks, pass_choice pass, int warm, int64_t repeat,
                   const char *what, measurement *m);
 
+/* Seconds that the passes of this problem should take here, by those of a short sequence; for progress bars. 0: it cannot be
+ * told. */
+double measure_estimate(const settings *s, const ra_attention_desc *desc, int ranks, bool backward);
+
 /* Median of `count` >= 1 values, which are sorted on the way. */
 double measure_median(double *values, int64_t count);
 /* What the plan has chosen. */
