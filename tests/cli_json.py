@@ -174,6 +174,10 @@ class Promises(kit.Case):
         self.assertEqual(value["sampled_rows"], 1000)
         self.assertEqual(value["peak_bytes"], value["planned_bytes"])
 
+    def test_auto_gathers_short_sequences_and_rings_long_ones(self):
+        self.assertEqual(self.json("plan", "--seq", 1024, "--ring-size", 8)["schedule"], "gather")
+        self.assertEqual(self.json("plan", "--seq", 1000000, "--ring-size", 8, "--memory-limit", "1G", "--heads", 2, "--head-dim", 64)["schedule"], "ring")
+
     def test_machines_predict_and_scale(self):
         for machine in ("laptop", "h200x8", "h200x64"):
             value = self.json("plan", "--seq", 1000000, "--ring-size", 8, "--machine", machine)

@@ -30,7 +30,9 @@ def random_case(rng, combine, offset, dilate, causal, most=150):
     p = reference.Pattern(segments, rates, combine, offset, dilate, causal, window, key_range, scale, dropout, seed)
     dim = int(rng.choice(DIMS))
     how = {"ring": int(rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 64], p=[0.12] * 8 + [0.04])), "layout": str(rng.choice(LAYOUTS)),
-           "bucket": [None, 1, 5, "auto"][rng.integers(0, 4)], "threads": int(rng.integers(1, 3))}
+           "bucket": [None, 1, 5, "auto"][rng.integers(0, 4)], "threads": int(rng.integers(1, 3)), "schedule": [None, "ring", "gather", "auto"][rng.integers(0, 4)]}
+    if rng.random() < 0.2:
+        how.update(placement="replicated", schedule=[None, "merge", "ring", "gather"][rng.integers(0, 4)])
     return p, kit.random_arrays(rng, int(rng.integers(1, 3)), nq, nk, hq, hk, dim), how
 
 
@@ -71,6 +73,14 @@ class RunAgrees(kit.Case):
             with self.subTest(nq=nq, nk=nk):
                 p = reference.Pattern([128, 0], [1, 4], causal=True)
                 kit.check(self, p, *kit.random_arrays(rng, 1, nq, nk, 4, 2, 32), ring=7, layout="zigzag", bucket=17)
+
+    def test_one_query_against_a_growing_cache_agrees(self):
+        rng = np.random.default_rng(10)
+        for nk in (1, 2, 7, 40, 41):
+            for placement, schedule in (("sharded", None), ("replicated", "merge")):
+                with self.subTest(nk=nk, placement=placement):
+                    p = reference.Pattern(causal=True)
+                    kit.check(self, p, *kit.random_arrays(rng, 1, 1, nk, 4, 2, 16), ring=3, placement=placement, schedule=schedule)
 
     def test_more_ranks_than_rows_agree(self):
         rng = np.random.default_rng(7)

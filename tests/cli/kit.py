@@ -64,7 +64,7 @@ class Case(unittest.TestCase):
         return done
 
 
-def arguments(p, dtype=None, ring=1, layout=None, bucket=None, threads=None):
+def arguments(p, dtype=None, ring=1, layout=None, bucket=None, threads=None, schedule=None, placement=None):
     """The options that describe a pattern and how to run it."""
     a = ["--segment-lengths", ",".join(map(str, p.segments)), "--dilation-rates", ",".join(map(str, p.rates)), "--combine", p.combine,
          "--offset", p.offset, "--dilate-queries", "yes" if p.dilate_queries else "no", "--ring-size", ring]
@@ -78,7 +78,8 @@ def arguments(p, dtype=None, ring=1, layout=None, bucket=None, threads=None):
         a += ["--scale", repr(p.scale)]
     if p.dropout:
         a += ["--dropout", repr(p.dropout), "--seed", p.seed]
-    for option, value in (("--dtype", dtype), ("--layout", layout), ("--bucket", bucket), ("--threads", threads)):
+    for option, value in (("--dtype", dtype), ("--layout", layout), ("--bucket", bucket), ("--threads", threads),
+                          ("--schedule", schedule), ("--query-placement", placement)):
         if value is not None:
             a += [option, value]
     return a
