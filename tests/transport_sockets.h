@@ -213,6 +213,7 @@ static inline ra_status socket_cancel(void *ctx, void *request_) {
     socket_peer *peer = &self->peers[request->peer];
     bool partly = !request->done && (request->receiving ? peer->target == request : request->moved > 0) && !peer->closed;
     if (partly) return RA_ABORTED;
+    if (peer->target == request) peer->target = NULL;
     socket_remove(request->receiving ? &peer->receives : &peer->sends, request);
     free(request);
     return RA_OK;
