@@ -52,6 +52,7 @@ static void dilate(settings *s, const int64_t *segments, const int64_t *rates, i
 static ra_status show_pattern(demo *d) {
     settings s = variant(d, 32, 2, 8);
     description desc;
+    s.schedule = RA_SCHEDULE_RING;
     dilate(&s, (int64_t[]){8, 32}, (int64_t[]){1, 4}, 2);
     s.combine = RA_COMBINE_MIX;
     s.causal = true;
@@ -69,6 +70,7 @@ static ra_status show_exactness(demo *d) {
     settings s = variant(d, 509, 6, 32);
     dilate(&s, (int64_t[]){64, 128, 0}, (int64_t[]){1, 2, 4}, 3);
     s.causal = true;
+    s.schedule = RA_SCHEDULE_RING;
     title(d, "2. Rings of 1 to 8 compute one function: errors against float64, of forward and backward");
     if (!d->quiet)
         printf("  %4s  %-10s  %5s  %8s  %8s  %8s  %8s  %8s\n", "ring", "layout", "dtype", "out", "lse", "dq", "dk", "dv");

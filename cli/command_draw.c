@@ -104,7 +104,10 @@ static ra_status draw(const settings *s, const ra_attention_desc *d) {
 ra_status command_draw(const settings *s, bool *check_failed) {
     (void)check_failed;
     description d;
-    RA_TRY(describe(s, s->given[OPT_SEQ] ? s->seq.values[0] : USUAL, (int)s->ring_size, &d));
+    static settings ring; /* a picture of hops: so short a sequence would be gathered otherwise */
+    ring = *s;
+    if (!s->given[OPT_SCHEDULE] && s->query_placement == RA_SHARDED) ring.schedule = RA_SCHEDULE_RING;
+    RA_TRY(describe(&ring, s->given[OPT_SEQ] ? s->seq.values[0] : USUAL, (int)s->ring_size, &d));
     ra_status status = draw(s, &d.desc);
     description_free(&d);
     return status;
