@@ -175,13 +175,25 @@ static span_of_keys keys_of(const int64_t *begins, const int64_t *ends, int64_t 
 enum { TOO_LARGE = 60 }; /* a block's sum of weights beyond 2^60 asks for a new maximum */
 
 typedef struct forward_space {
-    float panels[MAX_DIM * KEYS + PANEL * LANES], values[KEYS * MAX_DIM], key_rows[KEYS * MAX_DIM];
-    float q[QUERIES * MAX_DIM], acc[QUERIES * MAX_DIM];
+    float *panels, *values, *key_rows, *q, *acc; /* as long as the head dimension asks for: forward_arrays */
     float s[STRIP * SCORES];
     float m[QUERIES];
     double l[QUERIES];
     int64_t begin[QUERIES], end[QUERIES];
 } forward_space;
+
+/* Lays the arrays out behind the space itself; with base NULL only tells how long all of it is. */
+static int64_t forward_arrays(int64_t dim, char *base, forward_space *f) {
+    const int64_t row = padded(dim) * (int64_t)sizeof(float);
+    char *at = base;
+    ra_carve(&at, (int64_t)sizeof *f);
+    f->panels = ra_carve(&at, (KEYS + PANEL) * row + PANEL * LANES * (int64_t)sizeof(float));
+    f->values = ra_carve(&at, (KEYS + TILE_ROWS) * row);
+    f->key_rows = ra_carve(&at, (KEYS + TILE_ROWS) * row);
+    f->q = ra_carve(&at, (QUERIES + TILE_ROWS) * row);
+    f->acc = ra_carve(&at, (QUERIES + TILE_ROWS) * row);
+    return at - base;
+}
 
 /* Gives rows that have no maximum yet the one of these scores, and rows that outgrew theirs as well. */
 static void renew_maxima(forward_space *f, int64_t row, int64_t rows, const span_of_keys *k, float scale, int64_t width) {
@@ -293,6 +305,7 @@ static void store_rows(forward_space *f, const ra_forward_step *step, const ra_p
 static void forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
     forward_space *f = scratch;
     const int64_t dim = place->problem->head_dim, rows = end - begin;
+    forward_arrays(dim, scratch, f);
     load_queries(f, step, place, begin, end);
     int64_t low, high;
     ra_place_hull(place, begin, end, &low, &high);
@@ -315,13 +328,26 @@ static void forward_tile(const ra_forward_step *step, const ra_place *place, int
 /* ------------------------------------------------------------------------------------------------------- backward */
 
 typedef struct backward_space {
-    float key_panels[MAX_DIM * KEYS + PANEL * LANES], value_panels[MAX_DIM * KEYS + PANEL * LANES];
-    float keys[KEYS * MAX_DIM], dk[(KEYS + TILE_ROWS) * MAX_DIM], dv[(KEYS + TILE_ROWS) * MAX_DIM];
-    float q[QUERIES * MAX_DIM], dout[QUERIES * MAX_DIM], dq[QUERIES * MAX_DIM];
+    float *key_panels, *value_panels, *keys, *dk, *dv, *q, *dout, *dq; /* backward_arrays */
     float p[STRIP * SCORES], ds[STRIP * SCORES];
     float lse[QUERIES], delta[QUERIES];
     int64_t begin[QUERIES], end[QUERIES];
 } backward_space;
+
+static int64_t backward_arrays(int64_t dim, char *base, backward_space *f) {
+    const int64_t row = padded(dim) * (int64_t)sizeof(float), panels = (KEYS + PANEL) * row + PANEL * LANES * (int64_t)sizeof(float);
+    char *at = base;
+    ra_carve(&at, (int64_t)sizeof *f);
+    f->key_panels = ra_carve(&at, panels);
+    f->value_panels = ra_carve(&at, panels);
+    f->keys = ra_carve(&at, (KEYS + TILE_ROWS) * row);
+    f->dk = ra_carve(&at, (KEYS + TILE_ROWS) * row);
+    f->dv = ra_carve(&at, (KEYS + TILE_ROWS) * row);
+    f->q = ra_carve(&at, (QUERIES + TILE_ROWS) * row);
+    f->dout = ra_carve(&at, (QUERIES + TILE_ROWS) * row);
+    f->dq = ra_carve(&at, (QUERIES + TILE_ROWS) * row);
+    return at - base;
+}
 
 /* p: scores to weights; ds: products of dout and v to gradients of the scores, scale included. */
 static void differentiate(backward_space *f, int64_t row, int64_t rows, const span_of_keys *k, int64_t first, float scale) {
@@ -375,6 +401,7 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
     backward_space *f = scratch;
     const ra_item *item = place->item;
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, keys = last - first;
+    backward_arrays(dim, scratch, f);
     load_gradients(f, step, place, begin, end);
     pack_rows(f->keys, place, &item->v_view, first, last);
     pack_panels(f->value_panels, f->keys, dim, keys);
@@ -414,12 +441,14 @@ static bool left_to_scalar(const ra_problem *problem) {
 
 int64_t FAMILY(forward_scratch)(const ra_problem *problem, int workers) {
     if (left_to_scalar(problem)) return ra_scalar_forward_scratch(problem, workers);
-    return workers * ra_round_up(ra_max((int64_t)sizeof(forward_space), ra_scalar_forward_scratch(problem, 1)), 64);
+    forward_space space;
+    return workers * ra_max(forward_arrays(problem->head_dim, NULL, &space), ra_scalar_forward_scratch(problem, 1));
 }
 
 int64_t FAMILY(backward_scratch)(const ra_problem *problem, int workers) {
     if (left_to_scalar(problem)) return ra_scalar_backward_scratch(problem, workers);
-    return workers * ra_round_up(ra_max((int64_t)sizeof(backward_space), ra_scalar_backward_scratch(problem, 1)), 64);
+    backward_space space;
+    return workers * ra_max(backward_arrays(problem->head_dim, NULL, &space), ra_scalar_backward_scratch(problem, 1));
 }
 
 ra_status FAMILY(forward)(const ra_forward_step *step) {

@@ -29,11 +29,17 @@ static double f64_exp(double x) { return exp(x); }
 #undef NAME
 
 static int64_t forward_space(const ra_problem *problem) {
-    return ra_round_up(problem->dtype == RA_F64 ? (int64_t)sizeof(f64_forward_space) : (int64_t)sizeof(f32_forward_space), 64);
+    f32_forward_space single;
+    f64_forward_space twice;
+    return problem->dtype == RA_F64 ? f64_forward_arrays(problem->head_dim, NULL, &twice)
+                                    : f32_forward_arrays(problem->head_dim, NULL, &single);
 }
 
 static int64_t backward_space(const ra_problem *problem) {
-    return ra_round_up(problem->dtype == RA_F64 ? (int64_t)sizeof(f64_backward_space) : (int64_t)sizeof(f32_backward_space), 64);
+    f32_backward_space single;
+    f64_backward_space twice;
+    return problem->dtype == RA_F64 ? f64_backward_arrays(problem->head_dim, NULL, &twice)
+                                    : f32_backward_arrays(problem->head_dim, NULL, &single);
 }
 
 void ra_scalar_forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {

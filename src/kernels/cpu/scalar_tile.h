@@ -88,13 +88,23 @@ static void NAME(dropout)(real *factors, const ra_place *place, int64_t r, int64
 
 /* Scratch of a worker, forward. */
 typedef struct NAME(forward_space) {
-    real keys[RA_MAX_DIM * KEYS], values[KEYS * RA_MAX_DIM];
-    real q[ROWS * RA_MAX_DIM];
-    double acc[ROWS * RA_MAX_DIM];
+    real *keys, *values, *q; /* forward_arrays */
+    double *acc;
     double m[ROWS], l[ROWS];
     int64_t begin[ROWS], end[ROWS];
     real scores[KEYS], factors[KEYS], sum[RA_MAX_DIM];
 } NAME(forward_space);
+
+/* Lays the arrays out behind the space itself; with base NULL only tells how long all of it is. */
+static int64_t NAME(forward_arrays)(int64_t dim, char *base, NAME(forward_space) * s) {
+    char *at = base;
+    ra_carve(&at, (int64_t)sizeof *s);
+    s->keys = ra_carve(&at, dim * KEYS * (int64_t)sizeof(real));
+    s->values = ra_carve(&at, dim * KEYS * (int64_t)sizeof(real));
+    s->q = ra_carve(&at, dim * ROWS * (int64_t)sizeof(real));
+    s->acc = ra_carve(&at, dim * ROWS * (int64_t)sizeof(double));
+    return at - base;
+}
 
 /* Row r of the tile meets keys [begin, end) of the block that starts at key `first`. */
 static void NAME(forward_row)(NAME(forward_space) * s, const ra_place *place, int64_t r, int64_t row, int64_t first, int64_t begin,
@@ -127,6 +137,7 @@ static void NAME(forward_row)(NAME(forward_space) * s, const ra_place *place, in
 
 static void NAME(forward_tile)(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
     NAME(forward_space) *s = scratch;
+    NAME(forward_arrays)(place->problem->head_dim, scratch, s);
     const ra_problem *problem = place->problem;
     const int64_t dim = problem->head_dim;
     for (int64_t r = begin; r < end; r++) {
@@ -174,11 +185,18 @@ static void NAME(forward_tile)(const ra_forward_step *step, const ra_place *plac
 
 /* Scratch of a worker, backward. */
 typedef struct NAME(backward_space) {
-    real key_columns[RA_MAX_DIM * KEYS], value_columns[RA_MAX_DIM * KEYS], keys[KEYS * RA_MAX_DIM];
-    real dk[KEYS * RA_MAX_DIM], dv[KEYS * RA_MAX_DIM];
+    real *key_columns, *value_columns, *keys, *dk, *dv; /* backward_arrays */
     real q[RA_MAX_DIM], dout[RA_MAX_DIM], dq[RA_MAX_DIM];
     real p[KEYS], ds[KEYS], factors[KEYS];
 } NAME(backward_space);
+
+static int64_t NAME(backward_arrays)(int64_t dim, char *base, NAME(backward_space) * s) {
+    char *at = base;
+    ra_carve(&at, (int64_t)sizeof *s);
+    real **arrays[] = {&s->key_columns, &s->value_columns, &s->keys, &s->dk, &s->dv};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) *arrays[i] = ra_carve(&at, dim * KEYS * (int64_t)sizeof(real));
+    return at - base;
+}
 
 static void NAME(backward_row)(const ra_backward_step *step, NAME(backward_space) * s, const ra_place *place, int64_t r, int64_t first,
                                int64_t begin, int64_t end) {
@@ -213,6 +231,7 @@ static void NAME(backward_row)(const ra_backward_step *step, NAME(backward_space
 static void NAME(backward_tile)(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
                                 int64_t last, void *scratch) {
     NAME(backward_space) *s = scratch;
+    NAME(backward_arrays)(place->problem->head_dim, scratch, s);
     const int64_t dim = place->problem->head_dim;
     NAME(gather_columns)(s->key_columns, place, &place->item->k_view, first, last);
     NAME(gather_columns)(s->value_columns, place, &place->item->v_view, first, last);

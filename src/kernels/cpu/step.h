@@ -21,6 +21,13 @@ typedef struct ra_place {
     int64_t group;     /* query heads of a KV head */
 } ra_place;
 
+/* Arrays of a worker's scratch one after the other, each on a 64-byte boundary. With *at NULL only counts: *at ends at the size. */
+static inline void *ra_carve(char **at, int64_t bytes) {
+    char *here = *at;
+    *at = (char *)((uintptr_t)*at + (uintptr_t)ra_round_up(bytes, 64));
+    return here;
+}
+
 /* Computes rows [begin, end) of a place. scratch is the worker's own, 64-byte aligned. */
 typedef void ra_forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch);
 /* Adds what rows [begin, end) and keys [key_begin, key_end) of a place give each other to dq_acc, dk_view and dv_view. */
