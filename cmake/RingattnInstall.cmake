@@ -7,7 +7,21 @@ file(GLOB public_headers CONFIGURE_DEPENDS include/*.h)
 install(FILES ${public_headers} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR})
 if(TARGET ringattn_cli)
     install(TARGETS ringattn_cli RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    if(NOT CMAKE_CROSSCOMPILING) # the program itself makes these, from its option table
+        set(share ${PROJECT_BINARY_DIR}/share)
+        file(MAKE_DIRECTORY ${share})
+        add_custom_command(OUTPUT ${share}/ringattn.1 ${share}/ringattn ${share}/_ringattn
+            COMMAND ringattn_cli man > ${share}/ringattn.1
+            COMMAND ringattn_cli completion bash > ${share}/ringattn
+            COMMAND ringattn_cli completion zsh > ${share}/_ringattn
+            DEPENDS ringattn_cli)
+        add_custom_target(ringattn_share ALL DEPENDS ${share}/ringattn.1 ${share}/ringattn ${share}/_ringattn)
+        install(FILES ${share}/ringattn.1 DESTINATION ${CMAKE_INSTALL_MANDIR}/man1)
+        install(FILES ${share}/ringattn DESTINATION ${CMAKE_INSTALL_DATADIR}/bash-completion/completions)
+        install(FILES ${share}/_ringattn DESTINATION ${CMAKE_INSTALL_DATADIR}/zsh/site-functions)
+    endif()
 endif()
+install(FILES docs/ringattn.3 DESTINATION ${CMAKE_INSTALL_MANDIR}/man3)
 
 set(package_dir ${CMAKE_INSTALL_LIBDIR}/cmake/ringattn)
 install(EXPORT ringattn NAMESPACE ringattn:: FILE ringattnTargets.cmake DESTINATION ${package_dir})

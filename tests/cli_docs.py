@@ -98,6 +98,18 @@ class Docs(kit.Case):
             done = subprocess.run(["groff", "-man", "-Tascii", "-ww", "-z"], input=page, capture_output=True, text=True)
             self.assertEqual(done.stderr, "")
 
+    def test_the_manual_page_of_the_library_names_every_function(self):
+        with open(os.path.join(ROOT, "include", "ringattn.h")) as f:
+            functions = re.findall(r"^RA_API [^(]*?\b(ra_\w+)\(", f.read(), re.M)
+        self.assertGreater(len(functions), 30)
+        with open(os.path.join(ROOT, "docs", "ringattn.3")) as f:
+            page = f.read()
+        for name in functions:
+            self.assertRegex(page, rf"\b{name}\b")
+        if shutil.which("groff"):
+            done = subprocess.run(["groff", "-man", "-Tascii", "-ww", "-z"], input=page, capture_output=True, text=True)
+            self.assertEqual(done.stderr, "")
+
 
 if __name__ == "__main__":
     kit.main()
