@@ -11,32 +11,39 @@ typedef struct block {
 } block;
 
 struct ra_pool {
+    ra_memory memory;
     block *taken;
     block *idle;  /* latest given first */
     int64_t most; /* bytes taken at once, ever: peak without resets */
     ra_pool_counts counts;
 };
 
-ra_pool *ra_pool_create(void) { return ra_calloc(sizeof(ra_pool)); }
+ra_pool *ra_pool_create_on(const ra_memory *memory) {
+    ra_pool *pool = ra_calloc(sizeof *pool);
+    if (pool) pool->memory = memory ? *memory : (ra_memory){ra_alloc, ra_free};
+    return pool;
+}
 
-static void free_list(block **list, bool data_too) {
+ra_pool *ra_pool_create(void) { return ra_pool_create_on(NULL); }
+
+static void free_list(const ra_pool *pool, block **list, bool data_too) {
     while (*list) {
         block *b = *list;
         *list = b->next;
-        if (data_too) ra_free(b->data, b->bytes);
+        if (data_too) pool->memory.free(b->data, b->bytes);
         ra_free(b, sizeof *b);
     }
 }
 
 void ra_pool_trim(ra_pool *pool) {
-    free_list(&pool->idle, true);
+    free_list(pool, &pool->idle, true);
     pool->counts.idle = 0;
 }
 
 void ra_pool_destroy(ra_pool *pool) {
     if (!pool) return;
     ra_pool_trim(pool);
-    free_list(&pool->taken, false);
+    free_list(pool, &pool->taken, false);
     ra_free(pool, sizeof *pool);
 }
 
@@ -49,10 +56,10 @@ static block **find_idle(ra_pool *pool, int64_t bytes) {
     return best;
 }
 
-static block *new_block(int64_t bytes) {
+static block *new_block(const ra_pool *pool, int64_t bytes) {
     block *b = ra_alloc(sizeof *b);
     if (!b) return NULL;
-    *b = (block){.data = ra_alloc(bytes), .bytes = bytes};
+    *b = (block){.data = pool->memory.alloc(bytes), .bytes = bytes};
     if (b->data) return b;
     ra_free(b, sizeof *b);
     return NULL;
@@ -68,10 +75,10 @@ ra_status ra_pool_take(ra_pool *pool, int64_t bytes, void **data) {
         pool->counts.idle -= b->bytes;
         pool->counts.hits++;
     } else {
-        b = new_block(bytes);
+        b = new_block(pool, bytes);
         if (!b && pool->idle) { /* what lies idle may be just what is missing */
             ra_pool_trim(pool);
-            b = new_block(bytes);
+            b = new_block(pool, bytes);
         }
         if (!b) return ra_fail(RA_NOMEM, "no memory for a workspace of %lld bytes", (long long)bytes);
         pool->counts.misses++;
@@ -92,7 +99,7 @@ static void drop_oldest(ra_pool *pool) {
         block **last = &pool->idle;
         while ((*last)->next) last = &(*last)->next;
         pool->counts.idle -= (*last)->bytes;
-        free_list(last, true);
+        free_list(pool, last, true);
     }
 }
 

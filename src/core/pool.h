@@ -6,7 +6,15 @@
 
 typedef struct ra_pool ra_pool;
 
-ra_pool *ra_pool_create(void); /* NULL: no memory */
+/* Where blocks come from. */
+typedef struct ra_memory {
+    void *(*alloc)(int64_t bytes); /* NULL when there is none */
+    void (*free)(void *memory, int64_t bytes);
+} ra_memory;
+
+/* memory NULL: this process's own. NULL: no memory. */
+ra_pool *ra_pool_create_on(const ra_memory *memory);
+ra_pool *ra_pool_create(void);
 /* Frees the idle blocks and the pool. Blocks still taken are leaked on purpose: a transport may still write to them. */
 void ra_pool_destroy(ra_pool *pool);
 

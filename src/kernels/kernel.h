@@ -4,6 +4,7 @@
 #define RA_KERNELS_KERNEL_H
 
 #include "core/item.h"
+#include "core/pool.h"
 #include "core/workers.h"
 #include "ringattn.h"
 
@@ -47,12 +48,17 @@ typedef struct ra_backward_step {
 typedef struct ra_kernel {
     const char *name;
     ra_device device;
+    const ra_memory *memory; /* where its workspace lies; NULL: this process's own */
     /* NULL if this machine can run it, else why not. */
     const char *(*unavailable)(void);
     /* NULL if it computes this problem, else why not (the table then offers the next). */
     const char *(*unsupported)(const ra_problem *problem);
     int64_t (*forward_scratch)(const ra_problem *problem, int workers);
     int64_t (*backward_scratch)(const ra_problem *problem, int workers);
+    /* Before the first step: the empty state, or when `single` out = 0 and lse = -inf (a kernel may leave that to forward, which then is
+     * called even without items). After the last: out and lse from the state. */
+    ra_status (*fill)(const ra_forward_step *step);
+    ra_status (*finish)(const ra_forward_step *step);
     ra_status (*forward)(const ra_forward_step *step);
     ra_status (*backward)(const ra_backward_step *step);
 } ra_kernel;

@@ -2,6 +2,7 @@
 #include "core/cpu.h"
 #include "core/status.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/rows.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -53,9 +54,21 @@ static const char *bf16_only(const ra_problem *problem) { return problem->dtype 
         .unsupported = unsupported_,                                                                                           \
         .forward_scratch = ra_##functions##_forward_scratch,                                                                   \
         .backward_scratch = ra_##functions##_backward_scratch,                                                                 \
+        .fill = fill_rows,                                                                                                     \
+        .finish = finish_rows,                                                                                                 \
         .forward = ra_##functions##_forward,                                                                                   \
         .backward = ra_##functions##_backward,                                                                                 \
     };
+
+static ra_status fill_rows(const ra_forward_step *s) {
+    ra_rows_fill(s->problem, s->workers, s->single, s->out, s->lse, s->acc, s->m, s->l);
+    return RA_OK;
+}
+
+static ra_status finish_rows(const ra_forward_step *s) {
+    ra_rows_finish(s->problem, s->workers, s->acc, s->m, s->l, s->out, s->lse);
+    return RA_OK;
+}
 
 /* A kernel of another processor stays in the list, so that whoever asks for it learns why it is not here. */
 #ifdef RA_HAVE_X86_KERNELS

@@ -27,8 +27,11 @@ ra_status ra_call_begin(ra_call *call, ra_plan *plan, const char *phase, int64_t
     RA_TRY(ra_link_status(comm->link));
     ra_link_set_phase(comm->link, phase);
     void *block = NULL;
-    ra_status status = ra_pool_take(comm->pool, workspace_bytes, &block);
-    if (status == RA_OK) status = ra_comm_workers(comm, plan->threads);
+    bool host = plan->kernel->device == RA_DEVICE_CPU;
+    if (!host && !comm->device_pool) comm->device_pool = ra_pool_create_on(plan->kernel->memory);
+    call->pool = host ? comm->pool : comm->device_pool;
+    ra_status status = call->pool ? ra_pool_take(call->pool, workspace_bytes, &block) : ra_fail(RA_NOMEM, "no memory for a pool");
+    if (status == RA_OK && host) status = ra_comm_workers(comm, plan->threads);
     call->workspace = block;
     call->started = ra_seconds();
     call->counts = ra_link_read(comm->link);
@@ -44,7 +47,7 @@ ra_status ra_call_end(ra_call *call, ra_status status) {
         ra_link_abort(comm->link, status, ra_last_error());
         reusable = ra_link_cancel(comm->link, call->plan->transfers, call->transfer_count);
     }
-    if (call->workspace && reusable) ra_pool_give(comm->pool, call->workspace);
+    if (call->workspace && reusable) ra_pool_give(call->pool, call->workspace);
     ra_link_counts now = ra_link_read(comm->link);
     ra_stats_data *stats = &call->plan->stats;
     stats->bytes_sent = now.bytes_sent - call->counts.bytes_sent + comm->solo_bytes;

@@ -7,7 +7,8 @@
 typedef struct ra_call {
     ra_plan *plan;
     const char *phase; /* "forward", "backward" */
-    char *workspace;   /* from the pool */
+    ra_pool *pool;
+    char *workspace; /* from the pool */
     int64_t step;
     int64_t transfer_count; /* posted in this step, */
     double posted;          /* the first of them at this time */

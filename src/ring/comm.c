@@ -141,6 +141,7 @@ void ra_comm_destroy(ra_comm *comm) {
     if (comm->sent) ra_free(comm->sent, tag_bytes(comm));
     if (comm->received) ra_free(comm->received, tag_bytes(comm));
     ra_link_destroy(comm->link);
-    if (comm->pool) ra_pool_destroy(comm->pool);
+    ra_pool_destroy(comm->pool);
+    ra_pool_destroy(comm->device_pool);
     ra_free(comm, sizeof *comm);
 }

@@ -15,7 +15,7 @@ struct ra_comm {
     int64_t solo_bytes; /* that a rank played alone would have sent */
     void (*trace)(void *ctx, const ra_trace_event *event); /* NULL: nobody looks */
     void *trace_ctx;
-    ra_pool *pool;
+    ra_pool *pool, *device_pool; /* the second is made by the first plan on a device */
     ra_workers *workers; /* made by the first plan, made anew when another number is asked for */
     uint64_t *sent, *received; /* messages to and from each rank so far: the next tags */
     ra_plan *plans;            /* cached, latest used first */

@@ -25,7 +25,9 @@ ra_status ra_forward_compute(ra_forward_pass *pass) {
     double start = ra_seconds();
     pass->step.items = pass->call.plan->items;
     pass->step.item_count = pass->call.item_count;
-    ra_status status = pass->call.item_count ? pass->call.plan->kernel->forward(&pass->step) : RA_OK;
+    const ra_kernel *kernel = pass->call.plan->kernel;
+    bool fills = pass->step.single && kernel->device != RA_DEVICE_CPU; /* rows without items are its affair, too */
+    ra_status status = pass->call.item_count || fills ? kernel->forward(&pass->step) : RA_OK;
     after_step(&pass->call, start);
     return status;
 }
@@ -93,14 +95,13 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
                                   .poll = ra_call_poll,
                                   .poll_arg = &pass.call};
     if (w->state) state_in_message(c, view->rows_q, pass.state[0], &pass.step);
-    const ra_forward_step *step = &pass.step;
-    ra_rows_fill(&plan->problem, workers, view->single, args->out, args->lse, step->acc, step->m, step->l);
     ra_call_items_local(&pass.call, &pass.home);
-    ra_status status = w->state                                 ? ra_merge_forward(&pass)
-                       : plan->schedule == RA_SCHEDULE_GATHER ? ra_gather_forward(&pass)
-                                                                : ra_ring_rounds_forward(&pass);
-    if (status == RA_OK && !view->single)
-        ra_rows_finish(&plan->problem, workers, step->acc, step->m, step->l, args->out, args->lse);
+    ra_status status = plan->kernel->fill(&pass.step);
+    if (status == RA_OK)
+        status = w->state                               ? ra_merge_forward(&pass)
+                 : plan->schedule == RA_SCHEDULE_GATHER ? ra_gather_forward(&pass)
+                                                        : ra_ring_rounds_forward(&pass);
+    if (status == RA_OK && !view->single) status = plan->kernel->finish(&pass.step);
     return ra_call_end(&pass.call, status);
 }
 
@@ -125,6 +126,8 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
     const ra_workspace *w = &plan->backward;
     int64_t rows_q = plan->view.rows_q, rows_k = plan->view.rows_k, dim = c->head_dim;
     ra_backward_pass pass = {.args = args, .size = (int64_t)ra_dtype_size(c->dtype), .state_size = ra_state_size(c->dtype)};
+    if (plan->kernel->device != RA_DEVICE_CPU)
+        return ra_fail(RA_NOT_AVAILABLE, "the backward pass on a GPU is not available in this version");
     RA_TRY(ra_call_begin(&pass.call, plan, "backward", w->total));
     ra_workers *workers = plan->comm->workers;
     int64_t cursor = 0;
@@ -154,9 +157,9 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
     zero(plan, dv, rows_k, c->kv_heads);
     ra_rows_delta(&plan->problem, workers, args->dout, args->out, args->dlse, delta);
     ra_call_items_local(&pass.call, &pass.home);
-    ra_status status = w->state                                 ? ra_merge_backward(&pass)
+    ra_status status = w->state                               ? ra_merge_backward(&pass)
                        : plan->schedule == RA_SCHEDULE_GATHER ? ra_gather_backward(&pass)
-                                                                : ra_ring_rounds_backward(&pass);
+                                                              : ra_ring_rounds_backward(&pass);
     if (status == RA_OK && (w->dq || w->state)) ra_rows_convert(&plan->problem, workers, args->dq, dq, rows_q, c->heads);
     if (status == RA_OK && w->dk) ra_rows_convert(&plan->problem, workers, args->dk, dk, rows_k, c->kv_heads);
     if (status == RA_OK && w->dv) ra_rows_convert(&plan->problem, workers, args->dv, dv, rows_k, c->kv_heads);

@@ -51,6 +51,8 @@ static ra_status make_route(ra_plan *plan, int rank, int ranks) {
     plan->schedule = choice.schedule;
     snprintf(plan->reason, sizeof plan->reason, "%s", choice.reason);
     plan->threads = ra_default_threads(c, ranks);
+    if (c->device != RA_DEVICE_CPU && ranks > 1)
+        return ra_fail(RA_NOT_AVAILABLE, "a ring of GPUs is not available in this version: device cuda is for one rank");
     for (int64_t bucket = choice.bucket;; bucket = ra_max(1, bucket / 2)) { /* 0: all at once */
         RA_TRY(ra_route_create(&plan->arena, c, rank, ranks, bucket, &plan->route));
         RA_TRY(ra_view_create(&plan->arena, &plan->route, rank, &plan->view));
@@ -226,6 +228,13 @@ ra_status ra_comm_stats(const ra_comm *comm, ra_stats_data *stats) {
     if (stats->struct_size < sizeof *stats)
         return ra_fail(RA_INVALID, "stats has struct_size %u, this library knows %zu", stats->struct_size, sizeof *stats);
     ra_pool_counts pool = ra_pool_read(comm->pool);
+    if (comm->device_pool) {
+        ra_pool_counts device = ra_pool_read(comm->device_pool);
+        pool.in_use += device.in_use;
+        pool.peak += device.peak;
+        pool.hits += device.hits;
+        pool.misses += device.misses;
+    }
     *stats = (ra_stats_data){.struct_size = stats->struct_size, /* a later header's struct is larger; its known part is filled */
                              .pool_in_use = pool.in_use,
                              .pool_peak = pool.peak,

@@ -57,5 +57,6 @@ ra_status ra_ring_rounds_forward(ra_forward_pass *f) {
             for (int32_t h = 0; h <= round->hops; h++)
                 RA_TRY(take_hop(f, view->own + begin, end - begin, bucket, h, round->hops));
     }
-    return f->call.item_count > 0 ? ra_forward_compute(f) : RA_OK;
+    bool computed = f->call.step > 0; /* a device kernel fills rows without items in its first step */
+    return f->call.item_count > 0 || !computed ? ra_forward_compute(f) : RA_OK;
 }
