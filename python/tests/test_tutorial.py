@@ -1,0 +1,68 @@
+"""The code of docs/python.md and of the docstrings runs as it stands."""
+
+import doctest
+import importlib
+import pathlib
+import re
+import warnings
+
+import pytest
+import ringattn
+import torch
+from conftest import run_python
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "python.md"
+MODULES = ["_attention", "_check", "_config", "_draw", "_engine", "_info", "gradients", "helpers", "modules", "multihead", "plot", "torch",
+           "transformers"]
+
+
+def blocks():
+    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+
+
+def test_the_page_runs_from_top_to_bottom():
+    names = {}
+    ran = 0
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", ringattn.HolesWarning)  # the page must not show a pattern with holes unawares
+        for block in blocks():
+            if block.startswith("# torchrun"):
+                continue
+            if block.startswith("# needs transformers"):
+                try:
+                    import transformers  # noqa: F401
+                except ImportError:
+                    continue
+            torch.manual_seed(0)
+            exec(compile(block, str(PAGE), "exec"), names)
+            ran += 1
+    assert ran >= 9
+
+
+def test_the_training_script_runs_on_four_ranks(tmp_path):
+    script, = [block for block in blocks() if block.startswith("# torchrun")]
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    done = run_python(path, ranks=4, timeout=150)
+    losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step")]
+    assert len(losses) == 3 and losses[2] < losses[0], done.stdout
+
+
+@pytest.mark.filterwarnings("ignore::ringattn.HolesWarning")
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings_run(name):
+    module = importlib.import_module(f"ringattn.{name}")
+    result = doctest.testmod(module, verbose=False)
+    assert result.attempted > 0 and result.failed == 0
+
+
+def test_every_public_function_and_class_has_an_example():
+    import inspect
+
+    without = []
+    for name in ringattn.__all__:
+        value = getattr(ringattn, name)
+        if (inspect.isfunction(value) or inspect.isclass(value)) and not issubclass(type(value), type(Warning)):
+            if ">>>" not in (value.__doc__ or "") and name not in ("RingInfo",):
+                without.append(name)
+    assert not without
