@@ -4,11 +4,18 @@
 
 #include <stdint.h>
 
+/* The device draws with the same lines. */
+#ifdef __CUDACC__
+#define RA_EVERYWHERE __host__ __device__
+#else
+#define RA_EVERYWHERE
+#endif
+
 typedef struct ra_philox {
     uint32_t word[4];
 } ra_philox;
 
-static inline ra_philox ra_philox4x32(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
+RA_EVERYWHERE static inline ra_philox ra_philox4x32(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3) {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     for (int round = 0; round < 10; round++) {
         uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
@@ -20,12 +27,13 @@ static inline ra_philox ra_philox4x32(uint64_t key, uint32_t c0, uint32_t c1, ui
         k0 += 0x9E3779B9u;
         k1 += 0xBB67AE85u;
     }
-    return (ra_philox){{c0, c1, c2, c3}};
+    ra_philox draw = {{c0, c1, c2, c3}};
+    return draw;
 }
 
 /* The four draws of dropout for query position x and the lattice places 4*quad .. 4*quad+3 of its keys.
  * row = batch*Hq + head. Only global quantities enter, so the mask is the same on any number of ranks and any device. */
-static inline ra_philox ra_dropout_draw(uint64_t seed, int64_t x, int64_t quad, uint32_t row, uint32_t branch) {
+RA_EVERYWHERE static inline ra_philox ra_dropout_draw(uint64_t seed, int64_t x, int64_t quad, uint32_t row, uint32_t branch) {
     uint32_t high = ((uint32_t)((uint64_t)x >> 32) & 0xfffu) | (((uint32_t)((uint64_t)quad >> 32) & 0xfffu) << 12);
     return ra_philox4x32(seed, (uint32_t)x, (uint32_t)quad, row, (branch & 0xffu) | (high << 8));
 }

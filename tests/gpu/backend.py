@@ -58,6 +58,12 @@ class Desc:
             self.right = 0
         self.key_begin, self.key_end, self.scale, self.dropout, self.seed = key_begin, key_end, scale, dropout, seed
 
+    def text(self):
+        """What differs from dense attention, for messages."""
+        plain = {"branches": ((0, 1),), "combine": "heads", "offset": "branch", "dilate_queries": True, "left": NO_LIMIT,
+                 "right": NO_LIMIT, "key_begin": None, "key_end": None, "scale": None, "dropout": 0.0, "seed": 0}
+        return {name: value for name, value in self.__dict__.items() if value != plain[name]}
+
     def heads_of(self, i, kv_heads):
         """The KV heads that run branch i."""
         g = len(self.branches)
@@ -128,7 +134,8 @@ def make_items(desc, nq, nk, kv_heads, k, v):
                         it.k = Rows(first + kf, r, first + kf, r, kn)
                         it.loop[0] = Loop(n, w, w, w, w, w)
                         it.loop[1] = Loop(residues, 1, 1, 1, 1, 1)
-                        it.origin, it.rate = first + kf, r
+                        it.origin, it.rate = first, r
+                        it.loop[1].origin = 0
                         for name, t in (("k_view", k), ("v_view", v)):
                             view = tensor(t)
                             view.data += start * t.stride(2) * t.element_size()
@@ -147,7 +154,11 @@ def tensor(t):
 class Backend:
     def __init__(self, path):
         self.lib = C.CDLL(path)
-        self.lib.ra_cuda_backend_forward.argtypes = [C.POINTER(Step), C.POINTER(C.c_char_p), C.c_char_p]
+        step, problem, error = C.POINTER(Step), C.POINTER(Problem), C.c_char_p
+        self.lib.ra_cuda_backend_forward.argtypes = [step, C.POINTER(C.c_char_p), error]
+        self.lib.ra_cuda_backend_fill.argtypes = [problem, C.c_bool] + [Tensor] * 5 + [C.c_void_p, error]
+        self.lib.ra_cuda_backend_finish.argtypes = [problem] + [Tensor] * 5 + [C.c_void_p, error]
+        self.lib.ra_cuda_backend_probe.argtypes = [C.c_void_p, error]
         self.scratch = torch.zeros(64, dtype=torch.int32, device="cuda")
         self.path = None
 
@@ -176,13 +187,25 @@ class Backend:
         s.keep = (p, array)
         return s
 
-    def run(self, step):
-        path, error = C.c_char_p(), C.create_string_buffer(256)
-        step.stream = torch.cuda.current_stream().cuda_stream
-        status = self.lib.ra_cuda_backend_forward(C.byref(step), C.byref(path), error)
+    def call(self, function, *args):
+        error = C.create_string_buffer(256)
+        status = function(*args, error)
         if status != 0:
             raise RuntimeError(f"status {status}: {error.value.decode()}")
-        self.path = path.value.decode()
+
+    def run(self, step):
+        path = C.c_char_p()
+        step.stream = torch.cuda.current_stream().cuda_stream
+        self.call(self.lib.ra_cuda_backend_forward, C.byref(step), C.byref(path))
+        self.path = path.value.decode() if path.value else None
+
+    def fill(self, step):
+        stream = torch.cuda.current_stream().cuda_stream
+        self.call(self.lib.ra_cuda_backend_fill, step.problem, step.single, step.out, step.lse, step.acc, step.m, step.l, stream)
+
+    def finish(self, step):
+        stream = torch.cuda.current_stream().cuda_stream
+        self.call(self.lib.ra_cuda_backend_finish, step.problem, step.acc, step.m, step.l, step.out, step.lse, stream)
 
 
 def attended(desc, i, head, kv_heads, b, nq, nk, rows, device):
@@ -216,6 +239,37 @@ def attended(desc, i, head, kv_heads, b, nq, nk, rows, device):
     return ok
 
 
+def philox(key, c0, c1, c2, c3):
+    """Philox4x32-10 on int64 tensors that hold 32-bit words; returns four of them."""
+    mask = 0xFFFFFFFF
+    k0, k1 = key & mask, key >> 32 & mask
+
+    def multiply(a, c):  # high and low word of a * c without overflowing 63 bits
+        low, high = a * (c & 0xFFFF), a * (c >> 16)
+        low = low + ((high & 0xFFFF) << 16)
+        return (high >> 16) + (low >> 32) & mask, low & mask
+
+    for _ in range(10):
+        h0, l0 = multiply(0xD2511F53, c0)
+        h1, l1 = multiply(0xCD9E8D57, c2)
+        c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
+        k0, k1 = k0 + 0x9E3779B9 & mask, k1 + 0xBB67AE85 & mask
+    return c0, c1, c2, c3
+
+
+def kept_pairs(desc, i, row, nq, nk, rows, device):
+    """[len(rows), nk] bool: pairs of branch i that dropout keeps. row = batch * heads + head."""
+    w, r = desc.branches[i]
+    x = torch.as_tensor(list(rows), device=device)[:, None] + (nk - nq)
+    y = torch.arange(nk, device=device)[None, :]
+    place = torch.div(y % w if w else y, r, rounding_mode="floor")
+    quad = place >> 2
+    high = (x >> 32 & 0xFFF) | (quad >> 32 & 0xFFF) << 12
+    words = philox(desc.seed, (x & 0xFFFFFFFF) + 0 * y, (quad & 0xFFFFFFFF) + 0 * x, torch.full_like(x + y, row), (i & 0xFF) | (high << 8) & 0xFFFFFFFF)
+    word = torch.stack(words).gather(0, (place & 3 | 0 * x)[None].expand(1, *words[0].shape))[0]
+    return word >= math.floor(desc.dropout * 2**32)
+
+
 def reference(q, k, v, desc, rows=None):
     """(out, lse, M_out, M_lse) in float64 for the given query rows: [B, rows, H, D] and [B, rows, H]."""
     b, nq, h, d = q.shape
@@ -230,11 +284,12 @@ def reference(q, k, v, desc, rows=None):
         for hi in range(h):
             g = hi // (h // hk)
             qq, kk, vv = q[bi, index, hi].double(), k[bi, :, g].double(), v[bi, :, g].double()
-            parts, masks = [], []
+            masks, factors = [], []
             for i in range(len(desc.branches)):
                 ok = attended(desc, i, g, hk, bi, nq, nk, list(rows), q.device)
                 if ok.any():
                     masks.append(ok)
+                    factors.append(kept_pairs(desc, i, bi * h + hi, nq, nk, rows, q.device) / (1 - desc.dropout) if desc.dropout else 1.0)
             if not masks:
                 continue
             any_key = torch.stack(masks).any(0).any(0)  # rows of k and v that nobody reads may hold anything
@@ -247,7 +302,7 @@ def reference(q, k, v, desc, rows=None):
             denominator = e.sum(1, keepdim=True)
             p = torch.where(denominator > 0, e / denominator, 0.0)
             # a masked NaN must not reach the sum, so products run over attended keys only
-            weights = sum(p[:, j * nk:(j + 1) * nk] for j in range(len(masks)))
+            weights = sum(p[:, j * nk:(j + 1) * nk] * factors[j] for j in range(len(masks)))
             clean = torch.where(torch.isfinite(vv), vv, 0.0)
             o = weights @ clean
             m_out = max(m_out, (weights @ clean.abs()).max().item())

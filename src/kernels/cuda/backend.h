@@ -1,9 +1,11 @@
-/* What libringattn_cuda.so offers to the library, which loads it on demand. Nothing here needs CUDA's headers. Every function
- * returns RA_OK or a status, and then `error` says which call failed and why. */
+/* What libringattn_cuda.so offers to the library, which loads it on demand (loader.c). Nothing here needs CUDA's headers. Functions
+ * return RA_OK, or a status while `error` says which call failed and why. Work is enqueued on `stream` (a cudaStream_t; NULL: the
+ * default stream) of the current device. */
 #ifndef RA_KERNELS_CUDA_BACKEND_H
 #define RA_KERNELS_CUDA_BACKEND_H
 
 #include "kernels/kernel.h"
+#include "ringattn_cuda.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -17,19 +19,33 @@ typedef struct ra_cuda_error {
 
 RA_API int ra_cuda_backend_version(void);
 
-/* RA_OK when the current device can run the kernels; RA_NOT_AVAILABLE says why not. name[64] may be NULL. */
-RA_API ra_status ra_cuda_backend_probe(char *name, ra_cuda_error *error);
+/* RA_OK when the current device can run the kernels; RA_NOT_AVAILABLE says why not. device may be NULL. */
+RA_API ra_status ra_cuda_backend_probe(ra_cuda_device *device, ra_cuda_error *error);
+/* NULL if the kernels compute this problem, else why not. */
+RA_API const char *ra_cuda_backend_unsupported(const ra_problem *problem);
 
-/* Device bytes that ra_forward_step.scratch points to. */
+/* Device bytes that ra_forward_step.scratch points to; without, tiles are dealt round robin, which balances less well. */
 #define RA_CUDA_SCRATCH 256
 
 /* Enqueues one forward step. All tensors are device memory; items, problem and key ranges are host memory and are read before it
  * returns. When `single`, rows that no item meets are filled too: out = 0, lse = -inf. *path, if not NULL, is set to the
  * name of the kernel that ran ("sm90", "sm80", "f32"; static). */
 RA_API ra_status ra_cuda_backend_forward(const ra_forward_step *step, const char **path, ra_cuda_error *error);
+/* ra_rows_fill and ra_rows_finish of kernels/rows.h, on the device. */
+RA_API ra_status ra_cuda_backend_fill(const ra_problem *problem, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc, ra_tensor m,
+                                      ra_tensor l, void *stream, ra_cuda_error *error);
+RA_API ra_status ra_cuda_backend_finish(const ra_problem *problem, ra_tensor acc, ra_tensor m, ra_tensor l, ra_tensor out, ra_tensor lse,
+                                        void *stream, ra_cuda_error *error);
 
-/* NULL if the kernels compute this problem, else why not. */
-RA_API const char *ra_cuda_backend_unsupported(const ra_problem *problem);
+RA_API ra_status ra_cuda_backend_alloc(int64_t bytes, void **memory, ra_cuda_error *error);
+RA_API void ra_cuda_backend_free(void *memory);
+/* Either end may be host memory; pageable host memory makes it wait. */
+RA_API ra_status ra_cuda_backend_copy(void *to, const void *from, int64_t bytes, void *stream, ra_cuda_error *error);
+RA_API ra_status ra_cuda_backend_synchronize(void *stream, ra_cuda_error *error);
+/* A moment on the stream; *event is made when NULL. Seconds between two moments; waits for the second. */
+RA_API ra_status ra_cuda_backend_mark(void *stream, void **event, ra_cuda_error *error);
+RA_API ra_status ra_cuda_backend_between(void *start, void *end, double *seconds, ra_cuda_error *error);
+RA_API void ra_cuda_backend_forget(void *event);
 
 #ifdef __cplusplus
 }

@@ -39,7 +39,7 @@ template <int D_, int N_, int WGS_, int STAGES_> struct Shape {
     static constexpr int ROWS = 64 * WGS, PANELS = (D + 63) / 64, THREADS = 128 * (WGS + 1);
     static constexpr int Q_BYTES = PANELS * 64 * 128, KV_BYTES = PANELS * N * 128;
     static constexpr int SHARED = WGS * Q_BYTES + 2 * STAGES * KV_BYTES;
-    static constexpr int PRODUCER_REGISTERS = WGS == 2 ? 40 : 32, CONSUMER_REGISTERS = WGS == 2 ? 232 : 160;
+    static constexpr int PRODUCER_REGISTERS = 32, CONSUMER_REGISTERS = WGS == 2 ? 240 : 160;
 };
 
 template <int WGS, int STAGES> struct Barriers {
@@ -209,71 +209,6 @@ template <int N> __device__ __forceinline__ void mask_tile(float (&s)[N / 2], co
     }
 }
 
-/* Lane q of a quad holds element q of groups 0 .. 3; afterwards it holds group q whole, in order. */
-__device__ __forceinline__ void transpose_quad(uint32_t (&v)[4], int lane) {
-    bool odd = lane & 1, high = lane & 2;
-    uint32_t a = odd ? v[0] : v[1], b = odd ? v[2] : v[3];
-    a = __shfl_xor_sync(~0u, a, 1);
-    b = __shfl_xor_sync(~0u, b, 1);
-    if (odd) v[0] = a, v[2] = b;
-    else v[1] = a, v[3] = b;
-    a = high ? v[0] : v[2], b = high ? v[1] : v[3];
-    a = __shfl_xor_sync(~0u, a, 2);
-    b = __shfl_xor_sync(~0u, b, 2);
-    if (high) v[0] = a, v[1] = b;
-    else v[2] = a, v[3] = b;
-}
-
-template <typename T, int D>
-__device__ __forceinline__ void write_rows(const Job &job, const Work &work, float (&o)[D / 2], const float (&base)[2],
-                                           const float (&l)[2], int a0) {
-    const JobItem &item = job.items[work.item];
-    const int lane = threadIdx.x & 31, quad = lane & 3;
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        const int a = a0 + 8 * r;
-        const bool valid = a < item.q.count;
-        const int64_t row = work.q_row + (valid ? a : 0) * item.q.row_step;
-        float top = base[r] * 0.69314718056f, sum = l[r];
-        if (job.single) {
-            float inverse = sum == 0.f ? 0.f : 1.f / sum;
-            T *out = row_pointer<T>(job.out, work.batch, row, work.head);
-#pragma unroll
-            for (int g = 0; g < D / 8; g += 4) {
-                uint32_t pair[4];
-#pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    if (g + i < D / 8) pair[i] = pack<T>(o[(g + i) * 4 + 2 * r] * inverse, o[(g + i) * 4 + 2 * r + 1] * inverse);
-                    else pair[i] = 0;
-                }
-                transpose_quad(pair, lane);
-                if (valid && (g + quad) * 8 < job.head_dim)
-                    reinterpret_cast<uint4 *>(out)[g + quad] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
-            }
-            if (valid && quad == 0 && job.lse.data)
-                *row_pointer<float>(job.lse, work.batch, row, work.head) = lse_of(top, sum);
-        } else {
-            float *state_m = row_pointer<float>(job.m, work.batch, row, work.head);
-            float *state_l = row_pointer<float>(job.l, work.batch, row, work.head);
-            float2 *acc = reinterpret_cast<float2 *>(row_pointer<float>(job.acc, work.batch, row, work.head));
-            Fold f = fold_state(valid ? *state_m : 0.f, valid ? *state_l : 0.f, &top, &sum);
-            __syncwarp();
-            if (valid) {
-#pragma unroll
-                for (int g = 0; g < D / 8; g++) {
-                    if (g * 8 < job.head_dim) {
-                        float2 x = acc[g * 4 + quad];
-                        x.x = x.x * f.stored + o[g * 4 + 2 * r] * f.fresh;
-                        x.y = x.y * f.stored + o[g * 4 + 2 * r + 1] * f.fresh;
-                        acc[g * 4 + quad] = x;
-                    }
-                }
-                if (quad == 0) *state_m = top, *state_l = sum;
-            }
-        }
-    }
-}
-
 template <typename T, class S>
 __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsigned char *k, unsigned char *v,
                                         Barriers<S::WGS, S::STAGES> &bars) {
@@ -332,6 +267,9 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
                     mask_tile<N>(s, lo, hi);
                 }
             };
+            auto drop = [&] {
+                if (job.drop_below) drop_tile<N>(job, work, s, work.row + thread_row, key);
+            };
             auto convert = [&] {
 #pragma unroll
                 for (int i = 0; i < N / 4; i++) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
@@ -357,6 +295,7 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             mask();
             raise();
             softmax.weigh_anyway(s, scale_log2);
+            drop();
             convert();
 
 #pragma unroll 1
@@ -390,6 +329,7 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
                 wgmma_settle(o);
                 release(&bars.v_empty[slot_of<STAGES>(turn)]);
                 turn++;
+                drop();
                 convert();
             }
             release(&bars.q_empty[wg]);
@@ -415,7 +355,7 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
                 const int first = work.row + thread_row - lane / 4, end = min(first + 16, job.items[work.item].q.count);
                 for (int a = first; a < end; a++) recompute_row<T>(job, work, a);
             } else {
-                write_rows<T, D>(job, work, o, softmax.base, softmax.l, work.row + thread_row);
+                write_rows<T, D, true>(job, work, o, softmax.base, softmax.l, work.row + thread_row);
             }
         }
         __syncwarp();

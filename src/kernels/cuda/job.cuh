@@ -40,7 +40,9 @@ struct JobItem {
     int32_t lo, hi;                       /* query row a attends to keys [a + lo, a + hi), unless sloped: */
     bool sloped;                          /* the steps of queries and keys differ, and it takes a division */
     double inverse_step;                  /* 1 / k.pos_step */
-    int64_t origin, origin_loop[2], rate; /* dropout's lattice */
+    int64_t origin, origin_loop[2], rate; /* dropout's lattice: the place of key y is floor((y - origin) / rate) */
+    double inverse_rate;
+    int32_t place_step;                   /* from key to key */
 };
 
 struct Job {
@@ -69,17 +71,19 @@ struct Work {
     int64_t below, above;        /* sloped: y - x + left and x - y + right of query row and key 0 */
     int32_t batch, head;         /* query head */
     int64_t q_row;               /* of a = 0 */
+    int64_t x, place;            /* dropout: position of query row 0, place of key 0 */
     int32_t at[INDEXES];
 };
 
 #ifdef __CUDACC__
 
-/* floor(a / item's key step). Positions are below 2^51 (the host saw to it), so that doubles hold them and the quotient's guess is
- * at most one off. */
-__device__ __forceinline__ int64_t key_steps(const JobItem &item, int64_t a) {
-    int64_t q = (int64_t)floor((double)a * item.inverse_step), r = a - q * item.k.pos_step;
-    return q - (r < 0) + (r >= item.k.pos_step);
+/* floor(a / b), with 1 / b. Positions are below 2^51 (the host saw to it), so that doubles hold them and the guess is at most one
+ * off. */
+__device__ __forceinline__ int64_t floor_div(int64_t a, int64_t b, double inverse) {
+    int64_t q = (int64_t)floor((double)a * inverse), r = a - q * b;
+    return q - (r < 0) + (r >= b);
 }
+__device__ __forceinline__ int64_t key_steps(const JobItem &item, int64_t a) { return floor_div(a, item.k.pos_step, item.inverse_step); }
 __device__ __forceinline__ int32_t clamp_row(int64_t c) {
     return (int32_t)(c < -JOB_ROWS ? -JOB_ROWS : c > JOB_ROWS ? JOB_ROWS : c);
 }
@@ -123,11 +127,13 @@ __device__ __forceinline__ void find_work(const Job &job, uint32_t tile, int blo
     work->q_row = item.q.row + i0 * item.q.row_loop[0] + i1 * item.q.row_loop[1];
 
     int begin = 0, end = item.k.count;
-    if (item.sloped || job.has_ranges) {
+    if (item.sloped || job.has_ranges || job.drop_below) {
         int64_t x = item.q.pos + i0 * item.q.pos_loop[0] + i1 * item.q.pos_loop[1];
         int64_t y = item.k.pos + i0 * item.k.pos_loop[0] + i1 * item.k.pos_loop[1];
         work->below = y - x + job.left;
         work->above = x - y + job.right;
+        work->x = x;
+        work->place = floor_div(y - item.origin - i0 * item.origin_loop[0] - i1 * item.origin_loop[1], item.rate, item.inverse_rate);
         if (job.has_ranges) {
             const int b = work->at[INDEX_BATCH];
             begin = max(begin, clamp_row(-key_steps(item, y - job.key_begin[b])));

@@ -1,4 +1,4 @@
-/* How the host starts a kernel family on a job. */
+/* How the host makes jobs and starts kernels. */
 #ifndef RA_KERNELS_CUDA_LAUNCH_CUH
 #define RA_KERNELS_CUDA_LAUNCH_CUH
 
@@ -6,9 +6,10 @@
 #include "job.cuh"
 
 #include <cuda_runtime.h>
-#include <stdio.h>
 
 namespace ra {
+
+/* ---------------------------------------------------------------------------------------------------------------- errors */
 
 /* `call` failed: the status for it, with its name and CUDA's words in error. */
 ra_status cuda_failed(ra_cuda_error *error, const char *call, cudaError_t code);
@@ -16,18 +17,47 @@ ra_status cuda_failed(ra_cuda_error *error, const char *call, cudaError_t code);
 #define RA_CUDA_TRY(error, call)                                                                                               \
     do {                                                                                                                       \
         cudaError_t code_ = (call);                                                                                            \
-        if (code_ != cudaSuccess) return cuda_failed(error, #call, code_);                                                     \
+        if (code_ != cudaSuccess) return ra::cuda_failed(error, #call, code_);                                                   \
     } while (0)
+
+/* ------------------------------------------------------------------------------------------------------------------ jobs */
+
+/* Do all rows of t, elements of `size` bytes, start at multiples of `bytes`? */
+bool aligned(const ra_tensor &t, int64_t size, int64_t bytes);
+
+/* An empty job for batch entries first .. first + batch - 1: what all launches of a step have in common. */
+void start_job(const ra_forward_step *step, Job *job, int64_t first, int64_t batch);
+
+/* An item for blocks of `block` rows; append_item numbers its tiles. False: the job has no room for them. */
+JobItem job_item(const ra_problem *p, const ra_item *item, int64_t batch, int block);
+bool append_item(Job *job, JobItem item);
+
+/* Might two items meet the same row of the state? Then they must not run side by side. */
+bool rows_touch(const JobItem &a, const JobItem &b);
+
+/* (row, KV head) pairs of one batch entry that the items of a single step meet. *describable: fill_holes can tell the others. */
+int64_t rows_met(const ra_forward_step *step, bool *describable);
+
+/* --------------------------------------------------------------------------------------------------------------- kernels */
 
 /* A compiled kernel: what it covers and what a launch of it takes. */
 struct Variant {
     int dim, rows, keys; /* largest head_dim, query rows of a block, keys of a tile */
     int threads, shared;
-    const void *kernel[2]; /* bf16, f16 */
+    const void *kernel[2]; /* bf16, f16; f32 in the first */
 };
 
-/* The Hopper kernels. */
+/* Hopper. */
 extern const Variant sm90_d64, sm90_d96, sm90_d128, sm90_d192, sm90_d256;
+
+/* Ampere and later: for rows that start at multiples of 16 bytes, and for any. */
+extern const Variant sm80_d64[2], sm80_d128[2], sm80_d192[2], sm80_d256[2];
+
+/* float32. */
+extern const Variant f32_d64, f32_d128, f32_d256;
+
+/* out = 0 and lse = -inf in all rows. */
+ra_status launch_fill(const ra_forward_step *step, ra_cuda_error *error);
 
 } // namespace ra
 #endif

@@ -3,6 +3,7 @@
 #ifndef RA_KERNELS_CUDA_ROWS_CUH
 #define RA_KERNELS_CUDA_ROWS_CUH
 
+#include "core/philox.h"
 #include "job.cuh"
 #include "ptx.cuh"
 
@@ -26,13 +27,53 @@ struct Fold {
 };
 __device__ __forceinline__ Fold fold_state(float stored_m, float stored_l, float *m, float *l) {
     float top = fmaxf(stored_m, *m), base = top == -INFINITY ? 0.f : top;
-    Fold f = {__expf(stored_m - base), __expf(*m - base)};
+    Fold f = {expf(stored_m - base), expf(*m - base)};
     *l = stored_l * f.stored + *l * f.fresh;
     *m = top;
     return f;
 }
 
 __device__ __forceinline__ float lse_of(float m, float l) { return l == 0.f ? -INFINITY : m + logf(l); }
+
+/* Dropout: is the pair of query row a and the key at place j kept? */
+__device__ __forceinline__ ra_philox dropout_draw(const Job &job, const Work &work, int a, int64_t j) {
+    const JobItem &item = job.items[work.item];
+    return ra_dropout_draw(job.seed, work.x + a * item.q.pos_step, j >> 2, (uint32_t)(work.batch * job.heads + work.head), item.branch);
+}
+__device__ __forceinline__ bool is_kept(const Job &job, const ra_philox &draw, int64_t j) {
+    const uint32_t low = j & 1 ? draw.word[1] : draw.word[0], high = j & 1 ? draw.word[3] : draw.word[2];
+    return (j & 2 ? high : low) >= job.drop_below;
+}
+
+/* The same for this thread's columns of a tile of N keys in an mma's accumulators: bit 2 g + e for columns key + 8 g + 2 (lane % 4) + e
+ * of query row a. */
+template <int N> __device__ __forceinline__ uint64_t kept_columns(const Job &job, const Work &work, int a, int key) {
+    const int64_t step = job.items[work.item].place_step;
+    int64_t j = work.place + (key + (int)(threadIdx.x & 3) * 2) * step;
+    uint64_t kept = 0;
+#pragma unroll 1
+    for (int g = 0; g < N / 8; g++, j += 8 * step) {
+        ra_philox draw = dropout_draw(job, work, a, j);
+        uint64_t pair = is_kept(job, draw, j);
+        if (j >> 2 != (j + step) >> 2) draw = dropout_draw(job, work, a, j + step);
+        pair |= (uint64_t)is_kept(job, draw, j + step) << 1;
+        kept |= pair << (2 * g);
+    }
+    return kept;
+}
+
+/* Weights of dropped pairs become zero, of the others larger. */
+template <int N> __device__ __forceinline__ void drop_tile(const Job &job, const Work &work, float (&s)[N / 2], int a, int key) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const uint64_t kept = kept_columns<N>(job, work, a + 8 * r, key);
+#pragma unroll
+        for (int i = 2 * r; i < N / 2; i += 4) {
+            s[i] *= kept >> (i / 4 * 2) & 1 ? job.keep_scale : 0.f;
+            s[i + 1] *= kept >> (i / 4 * 2 + 1) & 1 ? job.keep_scale : 0.f;
+        }
+    }
+}
 
 /* One row of a tile by the definition, never touching a key outside its interval: for tiles in which a masked key holds a NaN or
  * an infinity, which a matrix product with a zero weight would let through. By a whole warp. */
@@ -93,6 +134,88 @@ template <typename T> __device__ __noinline__ void recompute_row(const Job &job,
         for (int i = 0; i < 8; i++)
             if (lane + 32 * i < dim) acc[lane + 32 * i] = acc[lane + 32 * i] * f.stored + o[i] * f.fresh;
         if (lane == 0) *state_m = m, *state_l = l;
+    }
+}
+
+/* Lane q of a quad holds element q of groups 0 .. 3; afterwards it holds group q whole, in order. */
+__device__ __forceinline__ void transpose_quad(uint32_t (&v)[4], int lane) {
+    bool odd = lane & 1, high = lane & 2;
+    uint32_t a = odd ? v[0] : v[1], b = odd ? v[2] : v[3];
+    a = __shfl_xor_sync(~0u, a, 1);
+    b = __shfl_xor_sync(~0u, b, 1);
+    if (odd) v[0] = a, v[2] = b;
+    else v[1] = a, v[3] = b;
+    a = high ? v[0] : v[2], b = high ? v[1] : v[3];
+    a = __shfl_xor_sync(~0u, a, 2);
+    b = __shfl_xor_sync(~0u, b, 2);
+    if (high) v[0] = a, v[1] = b;
+    else v[2] = a, v[3] = b;
+}
+
+/* The result of a warp's 16 rows, of which this thread holds rows a0 and a0 + 8 as an mma's accumulators: to out and lse, or into
+ * the state. base: what weights are relative to, in units of log2. Vectors: see Job. */
+template <typename T, int D, bool Vectors>
+__device__ __forceinline__ void write_rows(const Job &job, const Work &work, const float *o, const float (&base)[2],
+                                           const float (&l)[2], int a0) {
+    const JobItem &item = job.items[work.item];
+    const int lane = threadIdx.x & 31, quad = lane & 3;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int a = a0 + 8 * r;
+        const bool valid = a < item.q.count;
+        const int64_t row = work.q_row + (valid ? a : 0) * item.q.row_step;
+        float top = base[r] * 0.69314718056f, sum = l[r];
+        if (job.single) {
+            float inverse = sum == 0.f ? 0.f : 1.f / sum;
+            T *out = row_pointer<T>(job.out, work.batch, row, work.head);
+#pragma unroll
+            for (int g = 0; g < D / 8; g += 4) {
+                uint32_t pair[4];
+#pragma unroll
+                for (int i = 0; i < 4; i++) {
+                    if (g + i < D / 8) pair[i] = pack<T>(o[(g + i) * 4 + 2 * r] * inverse, o[(g + i) * 4 + 2 * r + 1] * inverse);
+                    else pair[i] = 0;
+                }
+                if constexpr (Vectors) {
+                    transpose_quad(pair, lane);
+                    if (valid && (g + quad) * 8 < job.head_dim)
+                        reinterpret_cast<uint4 *>(out)[g + quad] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+                } else {
+#pragma unroll
+                    for (int i = 0; i < 8; i++) {
+                        const int d = (g + i / 2) * 8 + quad * 2 + i % 2;
+                        const uint16_t half = (uint16_t)(pair[i / 2] >> 16 * (i % 2));
+                        if (valid && d < job.head_dim) reinterpret_cast<uint16_t *>(out)[d] = half;
+                    }
+                }
+            }
+            if (valid && quad == 0 && job.lse.data)
+                *row_pointer<float>(job.lse, work.batch, row, work.head) = lse_of(top, sum);
+        } else {
+            float *state_m = row_pointer<float>(job.m, work.batch, row, work.head);
+            float *state_l = row_pointer<float>(job.l, work.batch, row, work.head);
+            float *acc = row_pointer<float>(job.acc, work.batch, row, work.head);
+            Fold f = fold_state(valid ? *state_m : 0.f, valid ? *state_l : 0.f, &top, &sum);
+            __syncwarp();
+            if (valid) {
+#pragma unroll
+                for (int g = 0; g < D / 8; g++) {
+                    const int d = g * 8 + quad * 2;
+                    if constexpr (Vectors) {
+                        if (d < job.head_dim) {
+                            float2 *to = reinterpret_cast<float2 *>(acc + d), x = *to;
+                            x.x = x.x * f.stored + o[g * 4 + 2 * r] * f.fresh;
+                            x.y = x.y * f.stored + o[g * 4 + 2 * r + 1] * f.fresh;
+                            *to = x;
+                        }
+                    } else {
+                        if (d < job.head_dim) acc[d] = acc[d] * f.stored + o[g * 4 + 2 * r] * f.fresh;
+                        if (d + 1 < job.head_dim) acc[d + 1] = acc[d + 1] * f.stored + o[g * 4 + 2 * r + 1] * f.fresh;
+                    }
+                }
+                if (quad == 0) *state_m = top, *state_l = sum;
+            }
+        }
     }
 }
 

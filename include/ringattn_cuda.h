@@ -1,0 +1,47 @@
+/* ringattn on NVIDIA GPUs: is there one, and device memory for programs that do not use CUDA themselves.
+ *
+ * Programs that do use CUDA need nothing from here: set ra_attention_desc.device to RA_DEVICE_CUDA and pass device pointers and a
+ * cudaStream_t to ra_forward. The CUDA part is a shared object of its own, loaded by the first call that needs it; without it, or
+ * without a usable GPU, calls return RA_NOT_AVAILABLE and ra_last_error() says why. Every call concerns the calling thread's
+ * current device.
+ */
+#ifndef RINGATTN_CUDA_H
+#define RINGATTN_CUDA_H
+
+#include "ringattn.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct ra_cuda_device {
+    char name[96];
+    int32_t major, minor; /* compute capability */
+    int32_t processors;
+    int64_t memory; /* bytes in all */
+} ra_cuda_device;
+
+/* Describes the current device (device may be NULL). RA_NOT_AVAILABLE: no CUDA part, no driver, no GPU, or one before Ampere. */
+RA_API ra_status ra_cuda_probe(ra_cuda_device *device);
+
+/* Device memory. RA_NOMEM when there is none. Free is safe for NULL. */
+RA_API ra_status ra_cuda_alloc(int64_t bytes, void **memory);
+RA_API void ra_cuda_free(void *memory);
+/* Copies to, from or within device memory, in order with the stream (NULL: the default stream). */
+RA_API ra_status ra_cuda_copy(void *to, const void *from, int64_t bytes, void *stream);
+/* Waits for all work on the stream. */
+RA_API ra_status ra_cuda_synchronize(void *stream);
+
+/* Marks a moment on the stream; *event is made by the first call, and given back by ra_cuda_forget. */
+RA_API ra_status ra_cuda_mark(void *stream, void **event);
+/* Seconds from one moment to a later one; waits for the later. */
+RA_API ra_status ra_cuda_between(void *start, void *end, double *seconds);
+RA_API void ra_cuda_forget(void *event);
+
+/* Which kernel the latest forward step on this thread ran: "sm90", "sm80", "f32", or "" before the first. */
+RA_API const char *ra_cuda_last_path(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

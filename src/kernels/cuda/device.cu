@@ -1,0 +1,78 @@
+/* The device itself: is there one, memory, copies, time. */
+#include "launch.cuh"
+
+#include <stdio.h>
+#include <string.h>
+
+ra_status ra::cuda_failed(ra_cuda_error *error, const char *call, cudaError_t code) {
+    const char *end = strchr(call, '(');
+    snprintf(error->text, sizeof error->text, "%.*s failed: %s (%s)", end ? (int)(end - call) : 64, call, cudaGetErrorString(code),
+             cudaGetErrorName(code));
+    return code == cudaErrorMemoryAllocation ? RA_NOMEM : RA_DEVICE;
+}
+
+extern "C" int ra_cuda_backend_version(void) { return RA_CUDA_BACKEND_VERSION; }
+
+extern "C" ra_status ra_cuda_backend_probe(ra_cuda_device *device, ra_cuda_error *error) {
+    int count = 0, id = 0;
+    cudaDeviceProp properties;
+    cudaError_t code = cudaGetDeviceCount(&count);
+    if (code == cudaSuccess && count == 0) code = cudaErrorNoDevice;
+    if (code == cudaSuccess) code = cudaGetDevice(&id);
+    if (code == cudaSuccess) code = cudaGetDeviceProperties(&properties, id);
+    if (code != cudaSuccess) {
+        snprintf(error->text, sizeof error->text, "no usable GPU: %s", cudaGetErrorString(code));
+        return RA_NOT_AVAILABLE;
+    }
+    if (properties.major < 8) {
+        snprintf(error->text, sizeof error->text, "%.96s has compute capability %d.%d, and the kernels need 8.0 (Ampere) or later",
+                 properties.name, properties.major, properties.minor);
+        return RA_NOT_AVAILABLE;
+    }
+    if (device) {
+        snprintf(device->name, sizeof device->name, "%.95s", properties.name);
+        device->major = properties.major;
+        device->minor = properties.minor;
+        device->processors = properties.multiProcessorCount;
+        device->memory = (int64_t)properties.totalGlobalMem;
+    }
+    return RA_OK;
+}
+
+extern "C" ra_status ra_cuda_backend_alloc(int64_t bytes, void **memory, ra_cuda_error *error) {
+    *memory = nullptr;
+    RA_CUDA_TRY(error, cudaMalloc(memory, (size_t)(bytes > 0 ? bytes : 1)));
+    return RA_OK;
+}
+
+extern "C" void ra_cuda_backend_free(void *memory) { cudaFree(memory); }
+
+extern "C" ra_status ra_cuda_backend_copy(void *to, const void *from, int64_t bytes, void *stream, ra_cuda_error *error) {
+    RA_CUDA_TRY(error, cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
+    return RA_OK;
+}
+
+extern "C" ra_status ra_cuda_backend_synchronize(void *stream, ra_cuda_error *error) {
+    RA_CUDA_TRY(error, cudaStreamSynchronize(static_cast<cudaStream_t>(stream)));
+    return RA_OK;
+}
+
+extern "C" ra_status ra_cuda_backend_mark(void *stream, void **event, ra_cuda_error *error) {
+    cudaEvent_t made = static_cast<cudaEvent_t>(*event);
+    if (!made) RA_CUDA_TRY(error, cudaEventCreate(&made));
+    *event = made;
+    RA_CUDA_TRY(error, cudaEventRecord(made, static_cast<cudaStream_t>(stream)));
+    return RA_OK;
+}
+
+extern "C" ra_status ra_cuda_backend_between(void *start, void *end, double *seconds, ra_cuda_error *error) {
+    float milliseconds = 0.f;
+    RA_CUDA_TRY(error, cudaEventSynchronize(static_cast<cudaEvent_t>(end)));
+    RA_CUDA_TRY(error, cudaEventElapsedTime(&milliseconds, static_cast<cudaEvent_t>(start), static_cast<cudaEvent_t>(end)));
+    *seconds = milliseconds * 1e-3;
+    return RA_OK;
+}
+
+extern "C" void ra_cuda_backend_forget(void *event) {
+    if (event) cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}

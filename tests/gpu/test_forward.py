@@ -1,0 +1,298 @@
+"""The CUDA forward kernels against the definition in float64. Needs a GPU and PyTorch:
+
+    RINGATTN_CUDA_LIBRARY=build/libringattn_cuda.so python3 -m unittest discover -s tests/gpu
+
+RINGATTN_GPU_SMALL=1 leaves out the large cases, for compute-sanitizer."""
+
+import math
+import os
+import sys
+import unittest
+
+try:
+    import torch
+except ImportError:
+    torch = None
+if torch is None or not torch.cuda.is_available():
+    raise unittest.SkipTest("needs PyTorch and a GPU")
+
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+from backend import Backend, Desc, attended, kept_pairs, reference  # noqa: E402
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+SMALL = bool(os.environ.get("RINGATTN_GPU_SMALL"))
+HOPPER = torch.cuda.get_device_capability() == (9, 0)
+OUT_BOUND = {BF16: 1e-2, F16: 1.4e-3, F32: 2e-6}
+LSE_BOUND = {BF16: 2e-5, F16: 2e-5, F32: 2e-6}
+backend = Backend(os.environ["RINGATTN_CUDA_LIBRARY"])
+
+
+def draw(b, n, h, d, dtype, spread=1.0):
+    return (torch.randn(b, n, h, d, device="cuda") * spread).to(dtype)
+
+
+def unread(desc, b, nq, nk, h, hk):
+    """[B, Nk, Hk] bool: keys that no query attends to."""
+    seen = torch.zeros(b, nk, hk, dtype=torch.bool, device="cuda")
+    for bi in range(b):
+        for g in range(hk):
+            for i in range(len(desc.branches)):
+                seen[bi, :, g] |= attended(desc, i, g, hk, bi, nq, nk, range(nq), "cuda").any(0)
+    return ~seen
+
+
+class Forward(unittest.TestCase):
+    def setUp(self):
+        torch.manual_seed(hash(self.id()) % 2**31)
+
+    def forward(self, q, k, v, desc, state=False):
+        """(out, lse [B, N, H]) with guard rows around both, which must stay untouched."""
+        b, nq, h, d = q.shape
+        out = torch.full((b, nq + 2, h, d), math.nan, device="cuda", dtype=q.dtype)
+        lse = torch.full((b, h, nq + 2), math.nan, device="cuda")
+        o, l = out[:, 1:nq + 1], lse.transpose(1, 2)[:, 1:nq + 1]
+        if state:
+            acc = torch.full((b, nq, h, d), math.nan, device="cuda")
+            m, s = (torch.full((b, h, nq), math.nan, device="cuda").transpose(1, 2) for _ in range(2))
+            step = backend.prepare(q, k, v, desc, o, l, (acc, m, s))
+            backend.fill(step)
+            backend.run(step)
+            backend.finish(step)
+        else:
+            backend.run(backend.prepare(q, k, v, desc, o, l))
+        torch.cuda.synchronize()
+        for guard in (out[:, 0], out[:, -1], lse[..., 0], lse[..., -1]):
+            self.assertTrue(guard.isnan().all(), "a guard row was written")
+        return o, l
+
+    def hold(self, q, k, v, desc, out, lse, rows=None, slack=1.0):
+        """out and lse are within the bounds of the definition, in the given rows."""
+        want, want_lse, m_out, m_lse = reference(q, k, v, desc, rows)
+        got, got_lse = (out, lse) if rows is None else (out[:, rows], lse[:, rows])
+        empty = torch.isinf(want_lse)
+        self.assertTrue(torch.equal(torch.isinf(got_lse), empty), "rows without keys")
+        self.assertTrue((got[empty] == 0).all(), "out of rows without keys")
+        self.assertTrue(torch.equal(got.isnan(), want.isnan()), "NaN where none belongs, or the other way round")
+        error = torch.nan_to_num(got.double() - want).abs().max().item() if got.numel() else 0.0
+        self.assertLessEqual(error, slack * OUT_BOUND[q.dtype] * m_out)
+        error = (got_lse.double() - want_lse)[~empty & ~want_lse.isnan()]
+        if error.numel():
+            self.assertLessEqual(error.abs().max().item(), slack * LSE_BOUND[q.dtype] * m_lse)
+
+    def case(self, b, nq, nk, h, hk, d, desc, dtype=BF16, state=False, poison=False, path=None):
+        with self.subTest(b=b, nq=nq, nk=nk, h=h, hk=hk, d=d, dtype=dtype, state=state, **desc.text()):
+            q, k, v = draw(b, nq, h, d, dtype), draw(b, nk, hk, d, dtype), draw(b, nk, hk, d, dtype)
+            if poison:
+                nobody = unread(desc, b, nq, nk, h, hk)
+                k[nobody], v[nobody] = math.nan, math.inf
+            out, lse = self.forward(q, k, v, desc, state)
+            if path:
+                self.assertEqual(backend.path, path)
+            self.hold(q, k, v, desc, out, lse)
+
+    # ------------------------------------------------------------------------------------------------ sizes and types
+
+    def test_every_head_dimension_and_type_meets_its_bound(self):
+        for d in (64, 96, 128, 192, 256) + (() if SMALL else (8, 24, 40, 72, 104, 136, 200, 248)):
+            for dtype in (BF16, F16, F32):
+                self.case(1, 300, 420, 2, 1, d, Desc(), dtype)
+                self.case(1, 300, 420, 2, 1, d, Desc(causal=True), dtype)
+
+    def test_head_dimensions_that_are_no_multiple_of_eight_run_too(self):
+        for d in (1, 3, 63, 65, 127, 129, 255):
+            for dtype in (BF16, F16, F32):
+                self.case(1, 100, 150, 2, 1, d, Desc(causal=True), dtype)
+
+    def test_lengths_around_the_tiles_meet_the_bound(self):
+        for n in (1, 2, 63, 64, 65, 127, 128, 129, 175, 176, 177, 191, 192, 193, 353):
+            for d in (64, 128):
+                self.case(1, n, n, 1, 1, d, Desc(causal=True))
+                self.case(1, 1, n, 2, 1, d, Desc())
+
+    @unittest.skipIf(SMALL, "small run")
+    def test_long_sequences_meet_the_bound_in_sampled_rows(self):
+        for d, causal, dtype in ((64, False, BF16), (128, True, BF16), (128, False, F16), (128, True, F32)):
+            n = 65536 if dtype != F32 else 16384
+            q, k, v = (draw(1, n, 2, d, dtype) for _ in range(3))
+            desc = Desc(causal=causal)
+            out, lse = self.forward(q, k, v, desc)
+            rows = sorted(torch.randint(0, n, (48,)).tolist() + [0, n - 1])
+            self.hold(q, k, v, desc, out, lse, rows)
+
+    # ---------------------------------------------------------------------------------------------------------- masks
+
+    def test_windows_ranges_and_unequal_lengths_meet_the_bound(self):
+        for dtype in (BF16, F32):
+            for d in (64, 128):
+                self.case(2, 500, 700, 2, 1, d, Desc(window=(100, 50)), dtype)
+                self.case(1, 300, 300, 2, 2, d, Desc(window=(0, 0)), dtype)
+                self.case(1, 700, 300, 2, 1, d, Desc(causal=True), dtype)
+                self.case(3, 300, 700, 2, 1, d, Desc(key_begin=[0, 100, 650], key_end=[700, 300, 650]), dtype)
+
+    def test_more_batch_entries_than_a_launch_holds_ranges_for(self):
+        begin = [i % 40 for i in range(70)]
+        self.case(70, 60, 90, 2, 1, 64, Desc(key_begin=begin, key_end=[90 - i for i in begin]))
+
+    def test_a_nan_in_a_masked_key_reaches_no_result(self):
+        for dtype in (BF16, F16, F32):
+            for d in (64, 128):
+                desc = Desc(causal=True, key_begin=[0, 100, 333], key_end=[700, 300, 650])
+                self.case(3, 700, 700, 2, 1, d, desc, dtype, poison=True)
+                self.case(3, 700, 700, 2, 1, d, desc, dtype, poison=True, state=True)
+
+    def test_a_nan_in_an_attended_value_reaches_exactly_the_rows_that_attend_to_it(self):
+        for dtype in (BF16, F32):
+            q, k, v = (draw(1, 400, 2, 64, dtype) for _ in range(3))
+            v[0, 250, 1] = math.nan
+            desc = Desc(causal=True)
+            out, lse = self.forward(q, k, v, desc)
+            self.assertFalse(out[0, :250].isnan().any())
+            self.assertTrue(out[0, 250:, 1].isnan().all())
+            self.assertFalse(out[0, :, 0].isnan().any())
+
+    # ------------------------------------------------------------------------------------------------------- patterns
+
+    def test_dilated_patterns_meet_the_bound_and_fill_their_holes(self):
+        for dtype in (BF16, F32):
+            for d in (64, 128):
+                for causal in (False, True):
+                    self.case(2, 1000, 1000, 6, 3, d, Desc(branches=[(128, 1), (256, 2), (512, 4)], causal=causal), dtype, poison=True)
+                    self.case(1, 1003, 1003, 6, 6, d, Desc(branches=[(100, 3), (333, 5)], causal=causal), dtype, poison=True)
+                    self.case(1, 703, 1003, 4, 4, d, Desc(branches=[(100, 3), (0, 7)], causal=causal), dtype, poison=True)
+
+    def test_queries_off_the_lattice_read_its_keys_when_they_are_not_dilated(self):
+        for causal in (False, True):
+            for window in ((-1, -1), (40, 30)):
+                desc = Desc(branches=[(100, 3), (333, 5)], causal=causal, window=window, dilate_queries=False)
+                self.case(1, 1003, 1003, 6, 6, 64, desc, poison=True)
+
+    def test_residues_and_offsets_by_head_meet_the_bound(self):
+        for dtype in (BF16, F32):
+            for causal in (False, True):
+                self.case(2, 1003, 1003, 4, 2, 64, Desc(branches=[(100, 3), (333, 5)], causal=causal, offset="residue"), dtype)
+                self.case(1, 1003, 1003, 4, 2, 128, Desc(branches=[(0, 4)], causal=causal, offset="residue"), dtype)
+                self.case(2, 1003, 1003, 8, 8, 64, Desc(branches=[(100, 3)], causal=causal, offset="head"), dtype, poison=True)
+                self.case(2, 1003, 1003, 8, 4, 64, Desc(branches=[(100, 3)], causal=causal, offset="head-block"), dtype, poison=True)
+
+    def test_branches_mix_into_one_softmax_through_the_state(self):
+        for dtype in (BF16, F16, F32):
+            for causal in (False, True):
+                desc = Desc(branches=[(128, 1), (256, 2), (512, 4)], combine="mix", causal=causal)
+                self.case(2, 1003, 1003, 4, 2, 64, desc, dtype, state=True)
+
+    # -------------------------------------------------------------------------------------------------------- numbers
+
+    def test_scores_that_outgrow_their_base_meet_the_bound(self):
+        for spread in (2, 4, 8, 16):
+            for dtype in (BF16, F16):
+                for d in (64, 128, 256):
+                    q, k, v = (draw(1, 1500, 2, d, dtype, spread if i < 2 else 1) for i in range(3))
+                    k *= torch.rand(1, 1500, 2, 1, device="cuda", dtype=dtype)
+                    for desc in (Desc(), Desc(causal=True)):
+                        out, lse = self.forward(q, k, v, desc)
+                        self.hold(q, k, v, desc, out, lse)
+
+    def test_zero_queries_give_the_log_of_the_count_and_the_mean(self):
+        for dtype in (BF16, F32):
+            q = torch.zeros(1, 600, 2, 64, device="cuda", dtype=dtype)
+            k, v = draw(1, 600, 2, 64, dtype), torch.ones(1, 600, 2, 64, device="cuda", dtype=dtype)
+            out, lse = self.forward(q, k, v, Desc(causal=True))
+            count = torch.arange(1, 601, device="cuda", dtype=torch.float64)[None, :, None]
+            self.assertLess((lse.double() - count.log()).abs().max().item(), 2e-6 * 7)
+            self.assertTrue((out == 1).all())
+
+    def test_any_scale_runs(self):
+        for scale in (-0.3, 0.0, 1.0):
+            for dtype in (BF16, F32):
+                self.case(1, 200, 300, 2, 1, 64, Desc(causal=True, scale=scale), dtype)
+
+    def test_the_same_call_twice_gives_the_same_bits(self):
+        for dtype in (BF16, F32):
+            q, k, v = (draw(1, 1100, 4, 64, dtype) for _ in range(3))
+            desc = Desc(branches=[(256, 2), (0, 1)], causal=True)
+            first, second = self.forward(q, k, v, desc), self.forward(q, k, v, desc)
+            for a, b in zip(first, second):
+                self.assertTrue(torch.equal(a, b))
+
+    # -------------------------------------------------------------------------------------------------------- dropout
+
+    def test_dropout_drops_the_pairs_that_the_generator_names(self):
+        for dtype in (BF16, F16, F32):
+            for desc in (Desc(causal=True, dropout=0.25, seed=7), Desc(branches=[(100, 3)], dropout=0.5, seed=2**40 + 1),
+                         Desc(branches=[(90, 3)], offset="residue", causal=True, dropout=0.1, seed=3)):
+                for path in ("sm90", "sm80"):
+                    os.environ["RINGATTN_CUDA_KERNEL"] = path
+                    with self.subTest(dtype=dtype, path=path, **desc.text()):
+                        q, k, v = draw(2, 300, 4, 64, dtype), draw(2, 300, 2, 64, dtype), draw(2, 300, 2, 64, dtype)
+                        out, lse = self.forward(q, k, v, desc)
+                        self.hold(q, k, v, desc, out, lse, slack=2.0)
+            del os.environ["RINGATTN_CUDA_KERNEL"]
+
+    def test_dropout_keeps_the_right_share(self):
+        desc = Desc(dropout=0.3, seed=5)
+        kept = kept_pairs(desc, 0, 0, 1000, 1000, range(1000), "cuda")
+        self.assertAlmostEqual(kept.double().mean().item(), 0.7, delta=0.003)
+
+    # ---------------------------------------------------------------------------------------- which kernel, and how
+
+    @unittest.skipUnless(HOPPER, "needs a Hopper GPU")
+    def test_strides_choose_between_the_fast_and_the_general_kernel(self):
+        desc = Desc(branches=[(128, 1), (256, 2)], causal=True)
+        for build, path in ((lambda: draw(1, 700, 4, 64, BF16), "sm90"),
+                            (lambda: draw(1, 4, 700, 64, BF16).transpose(1, 2), "sm90"),
+                            (lambda: draw(1, 700, 4, 72, BF16)[..., :64], "sm90"),
+                            (lambda: draw(1, 700, 4, 68, BF16)[..., :64], "sm80"),
+                            (lambda: draw(1, 701, 4, 64, BF16).view(-1)[1:1 + 700 * 256].view(1, 700, 4, 64), "sm80")):
+            with self.subTest(path=path):
+                q, k, v = build(), build(), build()
+                out, lse = self.forward(q, k, v, desc)
+                self.assertEqual(backend.path, path)
+                self.hold(q, k, v, desc, out, lse)
+
+    def test_the_general_kernel_meets_the_bound_wherever_the_fast_one_runs(self):
+        os.environ["RINGATTN_CUDA_KERNEL"] = "sm80"
+        try:
+            for d in (64, 96, 128, 192, 256):
+                for dtype in (BF16, F16):
+                    self.case(2, 300, 420, 4, 2, d, Desc(causal=True), dtype, path="sm80")
+                    self.case(1, 503, 503, 4, 2, d, Desc(branches=[(100, 3), (128, 2)], causal=True), dtype, poison=True, path="sm80")
+                    self.case(1, 300, 420, 2, 1, d, Desc(window=(70, 5)), dtype, state=True, path="sm80")
+        finally:
+            del os.environ["RINGATTN_CUDA_KERNEL"]
+
+    def test_steps_continue_from_the_state_of_earlier_ones(self):
+        for dtype in (BF16, F16, F32):
+            q, k, v = (draw(1, 900, 2, 128, dtype) for _ in range(3))
+            desc = Desc()
+            acc = torch.empty(1, 900, 2, 128, device="cuda")
+            m, l = (torch.empty(1, 2, 900, device="cuda").transpose(1, 2) for _ in range(2))
+            out, lse = torch.empty_like(q), torch.empty(1, 2, 900, device="cuda").transpose(1, 2)
+            backend.fill(backend.prepare(q, k, v, desc, out, lse, (acc, m, l)))
+            for first in range(0, 900, 250):
+                part = slice(first, min(first + 250, 900))
+                step = backend.prepare(q, k[:, part], v[:, part], desc, out, lse, (acc, m, l))
+                backend.run(step)
+            backend.finish(step)
+            torch.cuda.synchronize()
+            self.hold(q, k, v, desc, out, lse)
+
+    def test_a_captured_graph_replays_the_step_on_new_data(self):
+        q, k, v = (draw(1, 5000, 4, 128, BF16) for _ in range(3))
+        out, lse = torch.empty_like(q), torch.empty(1, 4, 5000, device="cuda").transpose(1, 2)
+        step = backend.prepare(q, k, v, Desc(branches=[(1024, 2), (0, 1)], causal=True), out, lse)
+        backend.run(step)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            backend.run(step)
+        for _ in range(3):
+            q.copy_(draw(1, 5000, 4, 128, BF16))
+            out.fill_(math.nan)
+            graph.replay()
+            torch.cuda.synchronize()
+            rows = sorted(torch.randint(0, 5000, (20,)).tolist())
+            self.hold(q, k, v, Desc(branches=[(1024, 2), (0, 1)], causal=True), out, lse, rows)
+
+
+if __name__ == "__main__":
+    unittest.main()
