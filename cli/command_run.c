@@ -13,6 +13,7 @@
 #include "core/size.h"
 #include "core/status.h"
 #include "files.h"
+#include "device.h"
 #include "group.h"
 #include "measure.h"
 #include "shard.h"
@@ -119,9 +120,8 @@ static ra_status compute(job *j, rank_job *rank, ra_plan *plan, shard *s) {
     ra_stats_data stats = {.struct_size = sizeof stats};
     for (int id = 0; id < TENSOR_COUNT; id++)
         if (tensor_needed(j, (tensor_id)id)) RA_TRY(attach(j, s, (tensor_id)id));
-    double start = now();
-    ra_forward_args forward = shard_forward_args(s);
-    RA_TRY(ra_forward(plan, &forward));
+    double start = now(), forward_seconds;
+    RA_TRY(device_forward(plan, s, &forward_seconds));
     RA_TRY(ra_stats(plan, &stats));
     result->bytes_sent = stats.bytes_sent;
     result->wait = stats.wait_seconds;

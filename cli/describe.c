@@ -8,6 +8,7 @@
 #include "core/alloc.h"
 #include "core/size.h"
 #include "core/status.h"
+#include "ringattn_cuda.h"
 #include "core/workers.h"
 
 /* ---------------------------------------------------------------------------------------------------------- --like */
@@ -83,8 +84,11 @@ static ra_status check_for_any_file(const settings *s) {
 }
 
 static ra_status check_available(const settings *s) {
-    if (s->device == DEVICE_CUDA)
-        return ra_fail(RA_NOT_AVAILABLE, "--device cuda is not available: this build has no CUDA kernels");
+    if (s->device == DEVICE_CUDA) {
+        if (ra_cuda_probe(NULL) != RA_OK) return ra_fail_context(RA_NOT_AVAILABLE, "--device cuda is not available: ");
+        bool backward = s->command == CMD_GRAD || (s->command == CMD_BENCH && s->pass != PASS_FWD);
+        if (backward) return ra_fail(RA_NOT_AVAILABLE, "--device cuda has no backward pass in this version");
+    }
     if (s->offload) return ra_fail(RA_NOT_AVAILABLE, "--offload is not available: it needs a CUDA device");
     if (s->transport == TRANSPORT_NCCL) return ra_fail(RA_NOT_AVAILABLE, "--transport nccl is not available in this build");
     return RA_OK;
@@ -162,6 +166,7 @@ static void set_options(const settings *s, int ranks, ra_attention_desc *desc) {
         desc->kernel = kernel;
     }
     desc->threads = (int32_t)(s->threads ? s->threads : ra_max(1, ra_usable_cores() / ranks));
+    desc->device = s->device == DEVICE_CUDA ? RA_DEVICE_CUDA : RA_DEVICE_CPU; /* auto: files and generated data lie in this memory */
     desc->checksum = s->checksum;
 }
 

@@ -7,6 +7,7 @@
 #include "cli.h"
 #include "core/size.h"
 #include "core/status.h"
+#include "device.h"
 #include "group.h"
 #include "shard.h"
 
@@ -28,11 +29,9 @@ typedef struct job {
 } job;
 
 static ra_status call_forward(ra_plan *plan, const shard *s, sample *result) {
-    ra_forward_args args = shard_forward_args(s);
     ra_stats_data stats = {.struct_size = sizeof stats};
-    double start = now();
-    RA_TRY(ra_forward(plan, &args));
-    double seconds = now() - start;
+    double seconds;
+    RA_TRY(device_forward(plan, s, &seconds));
     RA_TRY(ra_stats(plan, &stats));
     *result = (sample){seconds, stats.wait_seconds, stats.bytes_sent};
     return RA_OK;
