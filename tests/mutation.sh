@@ -15,7 +15,7 @@ cp -r "$source_tree/CMakeLists.txt" "$source_tree/cmake" "$source_tree/include" 
 # The suite, quick to notice first.
 suite="plan_shards ring_exact ring_gradient ring_schedules ring_random plan_counts ring_small"
 unset RINGATTN_LONG
-export RINGATTN_CASES=60 RINGATTN_WATCHDOG=30
+export RINGATTN_EFFORT=30 RINGATTN_WATCHDOG=30
 
 build() {
     # shellcheck disable=SC2086

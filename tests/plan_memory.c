@@ -129,7 +129,7 @@ static void the_allocator_is_asked_for_the_planned_workspace_and_only_once(void 
         test_case c;
         test_case_init(&c);
         c.desc.dtype = (ra_dtype)dtype;
-        c.desc.seq_q = c.desc.seq_k = 1024;
+        c.desc.seq_q = c.desc.seq_k = 512;
         c.desc.heads = 8;
         c.desc.kv_heads = 4;
         c.desc.head_dim = 64;
@@ -144,7 +144,7 @@ static void the_allocator_is_asked_for_the_planned_workspace_and_only_once(void 
         ra_plan *plan;
         assert_int_equal(ra_comm_self(&comm), RA_OK);
         assert_int_equal(ra_plan_create(comm, &c.desc, &plan), RA_OK);
-        tensors t = tensors_create(&c.desc, 1024, 1024, true);
+        tensors t = tensors_create(&c.desc, 512, 512, true);
         for (int pass = 0; pass < 2; pass++) {
             long long planned = ra_plan_workspace(plan, pass);
             ra_rank_summary summary = {.struct_size = sizeof summary};

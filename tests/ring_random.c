@@ -1,5 +1,5 @@
 /* Random cases of every kind against the reference, forward and backward: all dtypes, transports, strides, kernels. A failure prints
- * its case; RINGATTN_SEED changes the draw and RINGATTN_CASES its length. */
+ * its case; RINGATTN_SEED changes the draw and RINGATTN_EFFORT its length. */
 #include <stdlib.h>
 
 #include "support.h"

@@ -139,7 +139,8 @@ void test_result_holds(const test_case *c, const test_data *data, const test_res
 void test_print_worst(void);
 
 bool test_long(void);              /* RINGATTN_LONG=1 */
-int64_t test_cases(int64_t fast, int64_t slow); /* how many random cases; RINGATTN_CASES wins */
+/* How many random cases: fast or (RINGATTN_LONG=1) slow, times RINGATTN_EFFORT percent. */
+int64_t test_cases(int64_t fast, int64_t slow);
 uint64_t test_seed(uint64_t seed); /* RINGATTN_SEED is mixed in */
 
 #endif

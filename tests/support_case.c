@@ -147,9 +147,10 @@ bool test_long(void) {
 }
 
 int64_t test_cases(int64_t fast, int64_t slow) {
-    const char *value = getenv("RINGATTN_CASES");
-    if (value && atoll(value) > 0) return atoll(value);
-    return test_long() ? slow : fast;
+    int64_t usual = test_long() ? slow : fast;
+    const char *percent = getenv("RINGATTN_EFFORT");
+    if (!percent || atoll(percent) <= 0) return usual;
+    return usual * atoll(percent) / 100 > 0 ? usual * atoll(percent) / 100 : 1;
 }
 
 uint64_t test_seed(uint64_t seed) {
