@@ -254,6 +254,36 @@ static void usable_cores_follow_the_affinity_mask(void **state) {
     assert_int_equal(ra_usable_cores(), cores);
 }
 
+typedef struct dropping {
+    ra_workers *workers;
+    atomic_int tasks;
+} dropping;
+
+static void count_task(void *arg, int64_t index, int worker) {
+    (void)index, (void)worker;
+    atomic_fetch_add(&((dropping *)arg)->tasks, 1);
+    nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+}
+
+static void drop_the_rest(void *arg) { ra_workers_drop(((dropping *)arg)->workers, true); }
+
+static void dropped_work_leaves_out_the_tasks_that_have_not_begun_until_it_is_wanted_again(void **state) {
+    (void)state;
+    for (int count = 1; count <= 4; count++) {
+        dropping d = {0};
+        assert_int_equal(ra_workers_create(count, &d.workers), RA_OK);
+        ra_workers_run(d.workers, 10000, count_task, &d, drop_the_rest, &d);
+        int begun = atomic_load(&d.tasks);
+        assert_true(begun >= 1 && begun < 1000);
+        ra_workers_run(d.workers, 10, count_task, &d, NULL, NULL);
+        assert_int_equal(atomic_load(&d.tasks), begun);
+        ra_workers_drop(d.workers, false);
+        ra_workers_run(d.workers, 10, count_task, &d, NULL, NULL);
+        assert_int_equal(atomic_load(&d.tasks), begun + 10);
+        ra_workers_destroy(d.workers);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_index_runs_once_for_any_number_of_workers_and_tasks),
@@ -265,6 +295,7 @@ int main(void) {
         cmocka_unit_test(creation_without_memory_fails_cleanly_at_every_allocation),
         cmocka_unit_test(a_count_below_one_or_absurd_is_invalid),
         cmocka_unit_test(usable_cores_follow_the_affinity_mask),
+        cmocka_unit_test(dropped_work_leaves_out_the_tasks_that_have_not_begun_until_it_is_wanted_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -46,6 +46,7 @@ struct ra_workers {
     _Alignas(64) atomic_uint_fast64_t gate;
     _Alignas(64) atomic_int_fast64_t next;
     int64_t end;
+    bool dropped; /* the caller's alone */
     void (*task)(void *arg, int64_t index, int worker);
     void *arg;
 };
@@ -203,9 +204,11 @@ static void close_gate(ra_workers *w, void (*poll)(void *poll_arg), void *poll_a
     }
 }
 
+void ra_workers_drop(ra_workers *w, bool drop) { w->dropped = drop; }
+
 void ra_workers_run(ra_workers *w, int64_t count, void (*task)(void *arg, int64_t index, int worker), void *arg,
                     void (*poll)(void *poll_arg), void *poll_arg) {
-    if (count <= 0) return;
+    if (count <= 0 || w->dropped) return;
     bool alone = w->count == 1 || count == 1;
     atomic_store_explicit(&w->next, 0, memory_order_relaxed);
     w->end = count;
@@ -215,6 +218,7 @@ void ra_workers_run(ra_workers *w, int64_t count, void (*task)(void *arg, int64_
     for (int64_t i = take_index(w); i < count; i = take_index(w)) {
         task(arg, i, 0);
         if (poll) poll(poll_arg);
+        if (w->dropped) atomic_store_explicit(&w->next, count, memory_order_relaxed);
     }
     if (!alone) close_gate(w, poll, poll_arg);
 }

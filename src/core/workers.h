@@ -16,6 +16,10 @@ int ra_workers_count(const ra_workers *workers);
 void ra_workers_run(ra_workers *workers, int64_t count, void (*task)(void *arg, int64_t index, int worker), void *arg,
                     void (*poll)(void *poll_arg), void *poll_arg);
 
+/* From poll, or between runs: the work is not wanted any more. Tasks that have not begun are left out, in this run and in later ones,
+ * until it is wanted again. */
+void ra_workers_drop(ra_workers *workers, bool drop);
+
 /* Cores this process may use: affinity and cgroup limits. At least 1. */
 int ra_usable_cores(void);
 

@@ -43,6 +43,10 @@ ra_status ra_call_begin(ra_call *call, ra_plan *plan, const char *phase, int64_t
 ra_status ra_call_end(ra_call *call, ra_status status) {
     ra_comm *comm = call->plan->comm;
     bool reusable = true;
+    if (call->dropped) {
+        ra_workers_drop(comm->workers, false);
+        status = ra_link_status(comm->link);
+    }
     if (status != RA_OK) {
         ra_link_abort(comm->link, status, ra_last_error());
         reusable = ra_link_cancel(comm->link, call->plan->transfers, call->transfer_count);
@@ -106,7 +110,13 @@ ra_status ra_call_wait(ra_call *call) {
     return RA_OK;
 }
 
-void ra_call_poll(void *call) { ra_link_poll(((ra_call *)call)->plan->comm->link); }
+/* Nobody wants what is computed after the link broke, and a step can take longer than the time in which a lost rank must be told. */
+void ra_call_poll(void *call_) {
+    ra_call *call = call_;
+    if (ra_link_poll(call->plan->comm->link)) return;
+    call->dropped = true;
+    ra_workers_drop(call->plan->comm->workers, true);
+}
 
 /* ---------------------------------------------------------------------------------------------------------- items */
 

@@ -14,6 +14,7 @@ typedef struct ra_call {
     double posted;          /* the first of them at this time */
     int64_t item_count;     /* of this step */
     double started;
+    bool dropped;          /* the link broke while something was computed: the rest of it was left out */
     ra_link_counts counts; /* of the link, at the start */
 } ra_call;
 
@@ -35,11 +36,11 @@ ra_status ra_call_wait(ra_call *call);
 /* Lets messages progress; a kernel's poll. */
 void ra_call_poll(void *call);
 
-/* Adds the items of a message to the step: of what is at home (hop 0: k and v are this rank's tensors) or of packed pieces, which begin
- * at buffer + offset. grad_of tells where the gradients of piece i go (NULL in forward: nowhere). */
+/* Where the keys and values of items lie, and where their gradients go (forward: nowhere). */
 typedef struct ra_item_views {
     ra_tensor k, v, dk, dv;
 } ra_item_views;
+/* Adds the items of a piece to the step: of what is at home, in this rank's tensors, or of a packed piece. */
 void ra_call_items_home(ra_call *call, const ra_piece *piece, const ra_item_views *home);
 void ra_call_items_packed(ra_call *call, const ra_piece *piece, const ra_item_views *packed);
 /* Adds the items of all rings that this rank has for itself. */

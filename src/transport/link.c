@@ -341,15 +341,18 @@ ra_status ra_link_wait(ra_link *link, ra_transfer *transfers, int64_t count, con
     return status;
 }
 
-void ra_link_poll(ra_link *link) {
-    if (link->ranks == 1 || pthread_mutex_trylock(&link->mutex) != 0) return;
+bool ra_link_poll(ra_link *link) {
+    if (link->ranks == 1) return true;
+    if (pthread_mutex_trylock(&link->mutex) != 0) return true;
     if (link->status == RA_OK) {
         ra_flight *flight = link->polled ? link->polled : link->flights;
         if (flight && flight->request) advance(link, flight, 0);
         link->polled = flight ? flight->next : NULL;
         if (ra_link_now() - link->serviced > 0.005) ra_control_service(link);
     }
+    bool whole = link->status == RA_OK;
     unlock(link);
+    return whole;
 }
 
 bool ra_link_cancel(ra_link *link, ra_transfer *transfers, int64_t count) {

@@ -50,8 +50,8 @@ ra_status ra_link_send(ra_link *link, int peer, uint64_t tag, int64_t step, void
 ra_status ra_link_wait(ra_link *link, ra_transfer *transfers, int64_t count, const char *phase);
 /* What the rank is doing from now on, for messages to people: posting does not say. ra_link_wait sets it too. */
 void ra_link_set_phase(ra_link *link, const char *phase);
-/* Lets transfers and heartbeats progress; cheap; never blocks. */
-void ra_link_poll(ra_link *link);
+/* Lets transfers and heartbeats progress; cheap; never blocks. False: the link is broken. */
+bool ra_link_poll(ra_link *link);
 /* Gives up transfers after an error. False: their buffers must never be freed or reused. */
 bool ra_link_cancel(ra_link *link, ra_transfer *transfers, int64_t count);
 

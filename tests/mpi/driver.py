@@ -2,13 +2,16 @@
 
     driver.py WHAT IMPLEMENTATION      WHAT is one of the functions below; IMPLEMENTATION is openmpi or mpich
 
-Environment: MPIRUN (the launcher), MPI_RANK (the program), RINGATTN_MODULE_PATH, RINGATTN_LONG=1 for the whole matrix.
+Environment: MPIRUN (the launcher), MPI_RANK (the program), RINGATTN (the command line), RINGATTN_MODULE_PATH, RINGATTN_LONG=1 for the whole matrix.
 Exit status 0: all as it should be; 1: not; 77: skipped, with the reason on stdout.
 """
 
+import array
 import json
+import math
 import os
 import pathlib
+import random
 import signal
 import subprocess
 import sys
@@ -24,7 +27,7 @@ class Job:
 
     all = []
 
-    def __init__(self, directory, ranks, *arguments, timeout=1.0, launcher=(), prefix=()):
+    def __init__(self, directory, ranks, *arguments, timeout=1.0, launcher=(), prefix=(), program=None, kill=False):
         self.name = f"{ranks} ranks, {' '.join(map(str, arguments))}"
         self.ranks, self.timeout = ranks, timeout
         self.result = pathlib.Path(tempfile.mkdtemp(dir=directory)) / "result"
@@ -38,11 +41,11 @@ class Job:
         else:
             command += ["-disable-auto-cleanup"]
         command += [*launcher, "-n", str(ranks)]
-        if IMPLEMENTATION == "mpich" and "kill" in arguments:
+        if IMPLEMENTATION == "mpich" and (kill or "kill" in arguments):
             # Hydra 4.0 kills the survivors of a rank that a signal has ended, now and then in spite of -disable-auto-cleanup. A shell
             # in between turns the signal into an exit status.
             command += ["sh", "-c", 'trap "" USR1; "$@"; exit $?', "sh"]
-        command += [os.environ["MPI_RANK"], *map(str, arguments)]
+        command += [program or os.environ["MPI_RANK"], *map(str, arguments)]
         self.started = time.monotonic()
         Job.all.append(self)
         self.process = subprocess.Popen(command, stdout=self.log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
@@ -172,6 +175,65 @@ def big(directory):
         sys.exit(77)
     seconds = all_well(Job(directory, 2, "big", timeout=60), limit=300)[1]["seconds"]
     print(f"a message of 2.5 GiB arrived whole, after {seconds:.1f} s")
+
+
+def write_npy(path, shape, seed):
+    """Uniform float32 in [-1, 1), without NumPy."""
+    numbers = random.Random(seed)
+    count = math.prod(shape)
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {tuple(shape)}, }}"
+    header += " " * (-(len(header) + 11) % 64) + "\n"
+    with open(path, "wb") as file:
+        file.write(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode())
+        array.array("f", [numbers.random() * 2 - 1 for _ in range(count)]).tofile(file)
+
+
+def ranks_of(program, directory):
+    """The processes of a job by rank: those that run the program in this directory."""
+    found = {}
+    for entry in pathlib.Path("/proc").glob("[0-9]*"):
+        try:
+            if os.readlink(entry / "exe") != os.path.realpath(program) or os.readlink(entry / "cwd") != os.path.realpath(directory):
+                continue
+            for variable in (entry / "environ").read_bytes().split(b"\0"):
+                name, _, value = variable.partition(b"=")
+                if name in (b"OMPI_COMM_WORLD_RANK", b"PMI_RANK"):
+                    found[int(value)] = int(entry.name)
+        except (OSError, ValueError):
+            pass
+    return found
+
+
+def command(directory):
+    """The command line in the middle of a long step, when a rank is killed: the others leave it at that. (More: tests/cli_mpi.py.)"""
+    program = os.environ["RINGATTN"]
+    os.chdir(directory)
+    for seed, name in enumerate(("q", "k", "v")):
+        write_npy(f"{name}.npy", (1, 24000, 2, 32), seed)
+    inputs = [part for name in ("q", "k", "v") for part in (f"--{name}", f"{name}.npy")]
+    for victim in (0, 2):
+        job = Job(directory, 3, "run", *inputs, "--out", "killed.npy", "--timeout", "1", "--kernel", "scalar", "--threads", "1",
+                  program=program, kill=True)
+        while len(processes := ranks_of(program, directory)) < 3 and job.process.poll() is None:
+            time.sleep(0.01)
+        time.sleep(1.5)  # in the middle of the ring: it takes far longer than that
+        if job.process.poll() is not None:
+            fail(job, "it ended before a rank could be killed")
+        os.kill(processes[victim], signal.SIGKILL)
+        begin = time.monotonic()
+        while ranks_of(program, directory) and time.monotonic() < begin + 20:
+            time.sleep(0.01)
+        seconds = time.monotonic() - begin
+        for left in ranks_of(program, directory).values():
+            os.kill(left, signal.SIGKILL)
+        job.finish(waited_for=(), limit=0.0)
+        if seconds > 1 + 1 + 1:  # one more for tiles of a slow kernel, three ranks on two cores
+            fail(job, f"survivors of rank {victim} were there for {seconds:.1f} s")
+        if f"rank {victim} " not in job.text():
+            fail(job, f"nobody names rank {victim}")
+        if os.path.exists("killed.npy"):
+            fail(job, "an output appeared under its name")
+    print("a killed rank: the survivors name it and leave within the timeout, and no output appears")
 
 
 class Hosts:

@@ -294,7 +294,9 @@ static void library_version(char *text, size_t bytes) {
     char all[MPI_MAX_LIBRARY_VERSION_STRING];
     int length = 0;
     MPI_Get_library_version(all, &length);
-    snprintf(text, bytes, "%.*s", (int)strcspn(all, "\n\r"), all);
+    all[strcspn(all, "\n\r")] = 0;
+    for (char *tab = all; (tab = strchr(tab, '\t'));) *tab = ' ';
+    snprintf(text, bytes, "%.100s", all);
 }
 
 /* MPI_Init_thread for a process whose MPI is all ours. With -disable-auto-cleanup MPICH's launcher tells survivors of a dead rank by
