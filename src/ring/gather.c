@@ -108,7 +108,7 @@ ra_status ra_gather_backward(ra_backward_pass *pass) {
     RA_TRY(ra_call_wait(call));
     home = pass->grads_in;
     for (direct_loop loop = {call->plan, true, 0, 0}; next_direct(&loop, &message); home += ra_framed(message.elements * state)) {
-        const char *packed = home + RA_LINK_HEADER;
+        char *packed = home + RA_LINK_HEADER;
         for (int64_t i = 0; i < message.count; i++) {
             int64_t bytes = ra_piece_elements(&call->plan->route, &message.pieces[i]) * state;
             ra_unpack_add(&call->plan->route, &message.pieces[i], packed, pass->home.dk);

@@ -17,26 +17,33 @@ static rows_at place(const ra_route *route, const ra_piece *piece) {
                      source->rows.row_step, source->row_shift, route->rings.classes[ring->class_index].heads};
 }
 
-/* Calls copy(packed, row) for each row in packed order; `size` is that of a tensor's element. */
-#define EACH_ROW(route, piece, tensor, size, packed_size, body)                                                                \
-    do {                                                                                                                       \
-        const ra_config *c_ = (route)->config;                                                                                 \
-        rows_at at_ = place((route), (piece));                                                                                 \
-        int64_t step_ = at_.row_step * (tensor).row * (size), bytes_ = c_->head_dim * (packed_size);                           \
-        for (int64_t b_ = 0; b_ < c_->batch; b_++)                                                                             \
-            for (int64_t h_ = 0; h_ < at_.heads.count; h_++)                                                                   \
-                for (int64_t r_ = 0; r_ < (piece)->repeats; r_++) {                                                            \
-                    int64_t head_ = at_.heads.start + h_ * at_.heads.step, first_ = at_.first + r_ * at_.repeat_step;          \
-                    char *row = (char *)(tensor).data +                                                                        \
-                                (b_ * (tensor).batch + head_ * (tensor).head + first_ * (tensor).row) * (size);                \
-                    for (int64_t i_ = 0; i_ < (piece)->rows; i_++, row += step_, packed += bytes_) body;                       \
-                }                                                                                                              \
-    } while (0)
+/* Calls move(config, row, packed) for each row of a piece, in packed order. `size` is that of an element, in the tensor and packed. */
+static void each_row(const ra_route *route, const ra_piece *piece, ra_tensor tensor, int64_t size, char *packed,
+                     void (*move)(const ra_config *c, char *row, char *packed)) {
+    const ra_config *c = route->config;
+    const rows_at at = place(route, piece);
+    const int64_t step = at.row_step * tensor.row * size, bytes = c->head_dim * size;
+    for (int64_t b = 0; b < c->batch; b++)
+        for (int64_t h = 0; h < at.heads.count; h++)
+            for (int64_t r = 0; r < piece->repeats; r++) {
+                int64_t head = at.heads.start + h * at.heads.step, first = at.first + r * at.repeat_step;
+                char *row = (char *)tensor.data + (b * tensor.batch + head * tensor.head + first * tensor.row) * size;
+                for (int64_t i = 0; i < piece->rows; i++, row += step, packed += bytes) move(c, row, packed);
+            }
+}
+
+static void copy_out(const ra_config *c, char *row, char *packed) {
+    memcpy(packed, row, (size_t)c->head_dim * ra_dtype_size(c->dtype));
+}
+
+static void add_in(const ra_config *c, char *row, char *packed) { ra_add_sums(c->dtype, row, packed, c->head_dim); }
 
 void ra_pack(const ra_route *route, const ra_piece *piece, ra_tensor tensor, char *packed) {
-    int64_t size = (int64_t)ra_dtype_size(route->config->dtype);
-    size_t bytes = (size_t)(route->config->head_dim * size);
-    EACH_ROW(route, piece, tensor, size, size, memcpy(packed, row, bytes));
+    each_row(route, piece, tensor, (int64_t)ra_dtype_size(route->config->dtype), packed, copy_out);
+}
+
+void ra_unpack_add(const ra_route *route, const ra_piece *piece, char *packed, ra_tensor sums) {
+    each_row(route, piece, sums, ra_state_size(route->config->dtype), packed, add_in);
 }
 
 void ra_pack_message(const ra_route *route, const ra_message *message, ra_tensor k, ra_tensor v, char *packed) {
@@ -59,11 +66,6 @@ void ra_add_sums(ra_dtype dtype, char *a, const char *b, int64_t count) {
         const float *y = (const float *)(const void *)b;
         for (int64_t i = 0; i < count; i++) x[i] += y[i];
     }
-}
-
-void ra_unpack_add(const ra_route *route, const ra_piece *piece, const char *packed, ra_tensor sums) {
-    int64_t size = ra_state_size(route->config->dtype);
-    EACH_ROW(route, piece, sums, size, size, ra_add_sums(c_->dtype, row, packed, c_->head_dim));
 }
 
 ra_tensor ra_packed_view(const ra_route *route, const ra_piece *piece, char *packed) {

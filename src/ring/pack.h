@@ -10,7 +10,7 @@ void ra_pack(const ra_route *route, const ra_piece *piece, ra_tensor tensor, cha
 /* Packs K and V of all pieces of a message that go anywhere. */
 void ra_pack_message(const ra_route *route, const ra_message *message, ra_tensor k, ra_tensor v, char *packed);
 /* Adds packed sums (f32, f64) to the rows of a piece in the rank's tensor of sums (dk or dv). */
-void ra_unpack_add(const ra_route *route, const ra_piece *piece, const char *packed, ra_tensor sums);
+void ra_unpack_add(const ra_route *route, const ra_piece *piece, char *packed, ra_tensor sums);
 /* The view of a packed piece by head index, for items. */
 ra_tensor ra_packed_view(const ra_route *route, const ra_piece *piece, char *packed);
 /* a[i] += b[i] over `count` sums of the configuration's state type. */
