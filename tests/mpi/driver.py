@@ -2,7 +2,7 @@
 
     driver.py WHAT IMPLEMENTATION      WHAT is one of the functions below; IMPLEMENTATION is openmpi or mpich
 
-Environment: MPIRUN (the launcher), MPI_RANK (the program), RINGATTN (the command line), RINGATTN_MODULE_PATH, RINGATTN_LONG=1 for the whole matrix.
+Environment: MPIRUN (the launcher), MPI_RANK and MPI_OWN (the programs), RINGATTN (the command line), RINGATTN_MODULE_PATH, RINGATTN_LONG=1 for the whole matrix.
 Exit status 0: all as it should be; 1: not; 77: skipped, with the reason on stdout.
 """
 
@@ -116,6 +116,19 @@ def attention(directory):
     cases = 1000 if LONG else 150
     for ranks in (2, 3, 4, 7):
         print(f"{ranks} ranks: {note(all_well(Job(directory, ranks, 'attention', cases), limit=600))}, the same bits as over threads")
+
+
+def own(directory):
+    """Programs that use MPI themselves, with and without MPI_THREAD_MULTIPLE."""
+    for level in ("funneled", "multiple"):
+        job = Job(directory, 5, level, program=os.environ["MPI_OWN"])
+        try:
+            job.process.wait(timeout=120)
+        except subprocess.TimeoutExpired:
+            fail(job, "it does not end")
+        if job.process.returncode != 0 or job.text().count("is through") != 5:
+            fail(job, f"the launcher returned {job.process.returncode}")
+    print("rings on parts of a program's own world, opened and closed between its own MPI calls")
 
 
 def judge(job, victim, how):

@@ -255,6 +255,25 @@ static void destroy(void *ctx) {
 
 /* --------------------------------------------------------------------------------------------------------------- opening */
 
+/* Last heartbeats may have come that no link wanted any more. They must be gone before MPI reuses the context for another communicator,
+ * and some MPIs complain about each of them in MPI_Finalize. Once everybody is here they have all been sent. */
+static bool receive_leftovers(shared_comm *shared) {
+    MPI_Request barrier;
+    if (shared->failed || anything_failed || MPI_Ibarrier(shared->comm, &barrier) != MPI_SUCCESS) return false;
+    if (wait_collective(shared->host, &barrier, 10, "closing the communicator") != RA_OK) return false;
+    for (int quiet = 0; quiet < 20;) {
+        static char scratch[1 << 16];
+        int there = 0, count = 0;
+        MPI_Status status;
+        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, shared->comm, &there, &status);
+        if (there) MPI_Get_count(&status, MPI_BYTE, &count);
+        if (count > (int)sizeof scratch) return false; /* not a heartbeat: left to MPI */
+        if (there) MPI_Recv(scratch, count, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG, shared->comm, MPI_STATUS_IGNORE);
+        quiet = there ? 0 : quiet + 1;
+    }
+    return true;
+}
+
 /* The caller frees the communicator that the duplicate was made of; all ranks do, so freeing the duplicate is safe, unless a link
  * still uses it or has failed on it. */
 static int free_duplicate(MPI_Comm comm, int key, void *value, void *extra) {
@@ -262,31 +281,16 @@ static int free_duplicate(MPI_Comm comm, int key, void *value, void *extra) {
     shared_comm *shared = value, **at = &duplicates;
     while (*at && *at != shared) at = &(*at)->next;
     if (*at) *at = shared->next;
-    if (!shared->failed && !shared->orphan && shared->open_now == 0) MPI_Comm_free(&shared->comm);
+    if (!shared->orphan && shared->open_now == 0 && receive_leftovers(shared)) MPI_Comm_free(&shared->comm);
     shared->orphan = true;
     if (shared->open_now == 0) shared->host->free(shared, sizeof *shared);
     return MPI_SUCCESS;
 }
 
-/* MPI calls this at the beginning of MPI_Finalize. Last heartbeats may have come that no link wanted any more; some MPIs complain about
- * each of them. Once everybody is here they have all been sent. */
-static int receive_leftovers(MPI_Comm comm, int key, void *value, void *extra) {
+/* MPI calls this at the beginning of MPI_Finalize. */
+static int before_finalize(MPI_Comm comm, int key, void *value, void *extra) {
     (void)comm, (void)key, (void)value, (void)extra;
-    for (shared_comm *shared = duplicates; shared && !anything_failed; shared = shared->next) {
-        MPI_Request barrier;
-        if (shared->failed || MPI_Ibarrier(shared->comm, &barrier) != MPI_SUCCESS) continue;
-        if (wait_collective(shared->host, &barrier, 10, "finalizing") != RA_OK) continue;
-        for (int quiet = 0; quiet < 20;) {
-            static char scratch[1 << 16];
-            int there = 0, count = 0;
-            MPI_Status status;
-            MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, shared->comm, &there, &status);
-            if (there) MPI_Get_count(&status, MPI_BYTE, &count);
-            if (count > (int)sizeof scratch) break; /* not a heartbeat: left to MPI's complaint */
-            if (there) MPI_Recv(scratch, count, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG, shared->comm, MPI_STATUS_IGNORE);
-            quiet = there ? 0 : quiet + 1;
-        }
-    }
+    for (shared_comm *shared = duplicates; shared; shared = shared->next) receive_leftovers(shared);
     return MPI_SUCCESS;
 }
 
@@ -337,7 +341,7 @@ static ra_status initialize(const ra_mpi_host *host, bool *own_thread) {
     }
     if (duplicate_key == MPI_KEYVAL_INVALID) {
         MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, free_duplicate, &duplicate_key, NULL);
-        MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, receive_leftovers, &finalize_key, NULL);
+        MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, before_finalize, &finalize_key, NULL);
         MPI_Comm_set_attr(MPI_COMM_SELF, finalize_key, NULL);
     }
     return RA_OK;
