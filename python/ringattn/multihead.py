@@ -15,12 +15,20 @@ from .modules import RingDilatedAttention
 from .torch import attention, key_of
 
 
-@torch.library.custom_op("ringattn::range_of_mask", mutates_args=())
-def range_of_mask(mask: torch.Tensor, group: str, layout: str) -> torch.Tensor:
-    """The range of keys that a padding mask ``[B, N]`` leaves (True: padding), as int64 ``[B, 2]``. Raises where they are no range.
+def range_of_mask(mask: torch.Tensor, group: str = "", layout: str = "contiguous") -> torch.Tensor:
+    """The range of keys that a padding mask ``[B, N]`` leaves (True, or -inf: padding), as int64 ``[B, 2]``. Raises where they are no range.
 
-    An operator, so that the check survives torch.compile. On a group of processes the mask covers this rank's keys.
+    On a group of processes the mask covers this rank's keys.
     """
+    return (_range_op if torch.compiler.is_compiling() else _range)(mask, group, layout)
+
+
+def _range(mask: torch.Tensor, group: str, layout: str) -> torch.Tensor:
+    if mask.dtype != torch.bool:
+        padding = mask != 0
+        if bool((padding & (mask != float("-inf"))).any()):
+            raise ValueError("key_padding_mask adds numbers to the scores; only 0 and -inf (or a boolean mask) are supported")
+        mask = padding
     keep = ~mask.cpu()
     batch, rows = keep.shape
     where = _dist.resolve(group)
@@ -42,7 +50,12 @@ def range_of_mask(mask: torch.Tensor, group: str, layout: str) -> torch.Tensor:
     return torch.stack([begin.masked_fill(empty, 0), end.masked_fill(empty, 0)], 1)
 
 
-@range_of_mask.register_fake
+@torch.library.custom_op("ringattn::range_of_mask", mutates_args=())
+def _range_op(mask: torch.Tensor, group: str, layout: str) -> torch.Tensor:
+    return _range(mask, group, layout)  # an operator, so that the check survives torch.compile
+
+
+@_range_op.register_fake
 def _(mask, group, layout):  # type: ignore[no-untyped-def]
     return torch.empty((mask.shape[0], 2), dtype=torch.int64, device="cpu")
 
@@ -226,24 +239,8 @@ class RingMultiheadDilatedAttention(nn.Module):
             return None
         if mask.shape != key.shape[:2]:
             raise ValueError(f"key_padding_mask has shape {tuple(mask.shape)}; it must be {tuple(key.shape[:2])}")
-        if mask.dtype != torch.bool:
-            mask = _hard_mask(mask)
         inner = self.attention
         return range_of_mask(mask, key_of(inner.group), inner.layout)
 
     def extra_repr(self) -> str:
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"
-
-
-@torch.library.custom_op("ringattn::hard_mask", mutates_args=())
-def _hard_mask(mask: torch.Tensor) -> torch.Tensor:
-    """A float mask of 0 and -inf as a boolean one."""
-    padding = mask != 0
-    if bool((padding & (mask != float("-inf"))).any()):
-        raise ValueError("key_padding_mask adds numbers to the scores; only 0 and -inf (or a boolean mask) are supported")
-    return padding
-
-
-@_hard_mask.register_fake
-def _(mask):  # type: ignore[no-untyped-def]
-    return torch.empty_like(mask, dtype=torch.bool)

@@ -242,9 +242,12 @@ def _plain(*tensors: torch.Tensor) -> bool:
 # ---------------------------------------------------------------------------------------------------------------------- attention
 
 
-@torch.compiler.assume_constant_result
 def _name_of(group: Any) -> str:
     return _dist.key_of(group)
+
+
+# What torch.compiler.assume_constant_result does, without loading the compiler (which takes as long as loading torch).
+_name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def key_of(group: Any) -> str:

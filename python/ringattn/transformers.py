@@ -107,7 +107,7 @@ def _mask(batch_size: int, kv_length: int, mask_function: Callable, attention_ma
         padding = ~attention_mask[:, kv_offset:kv_offset + keys].bool()
         if padding.shape[1] < keys:
             padding = torch.nn.functional.pad(padding, (0, keys - padding.shape[1]), value=True)
-        key_range = range_of_mask(padding, "", "contiguous")
+        key_range = range_of_mask(padding)
     return _encode(is_causal, window, keys, key_range, batch_size)
 
 

@@ -1,7 +1,9 @@
 """Rings of processes under torchrun, over gloo: each check of workers/ring_checks.py on 2 and on 4 ranks."""
 
 import json
+import os
 import pathlib
+import subprocess
 import sys
 
 import pytest
@@ -39,10 +41,18 @@ def test_all_ranks_leave_in_order(results):
 
 @pytest.mark.parametrize("way", ["exit", "kill during a call", "stop during a call"])
 def test_a_rank_that_dies_gives_an_exception_on_the_others(tmp_path, way):
-    done = run_python(WORKERS / "dying_rank.py", ranks=3, arguments=[way, tmp_path], timeout=90, check=False)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    ranks = [subprocess.Popen([sys.executable, str(WORKERS / "dying_rank.py"), str(rank), "3", str(tmp_path), way], stdout=subprocess.PIPE,
+                              stderr=subprocess.STDOUT, text=True, env=environment) for rank in range(3)]
+    try:
+        said = [ranks[rank].communicate(timeout=90)[0] for rank in (0, 1)]
+    finally:
+        for process in ranks:  # a stopped process does not end by itself
+            process.kill()
+            process.wait()
     for rank in (0, 1):
         path = tmp_path / f"{rank}.json"
-        assert path.exists(), f"rank {rank} left nothing\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
+        assert path.exists(), f"rank {rank} left nothing\n{said[rank][-4000:]}"
         found = json.loads(path.read_text())
         assert found is not None, f"rank {rank} saw no exception"
         assert found["status"] in ("RA_PEER_LOST", "RA_TIMEOUT"), found

@@ -54,6 +54,21 @@ def test_import_is_quick_and_does_not_load_torch():
     assert done.returncode == 0, done.stderr
 
 
+def test_torch_is_used_without_loading_its_compiler():
+    import pytest
+
+    pytest.importorskip("torch", reason="torch is not installed")
+    done = subprocess.run([sys.executable, "-c", """
+import sys, torch, ringattn
+x = torch.ones(1, 4, 2, 4, requires_grad=True)
+ringattn.attention(x, x, x).sum().backward()
+module = ringattn.RingMultiheadDilatedAttention(8, 2)
+module(torch.ones(1, 4, 8), key_padding_mask=torch.zeros(1, 4, dtype=torch.bool))[0].sum().backward()
+assert "torch._dynamo" not in sys.modules
+"""], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
 def test_every_public_name_is_documented_and_unknown_ones_raise():
     import pytest
 

@@ -4,6 +4,7 @@ import pytest
 import ringattn
 import torch
 
+pytestmark = pytest.mark.filterwarnings("ignore::ringattn.HolesWarning")
 PRESETS = ["RingDilatedAttention", "RingDilatedAttentionHybrid", "RingDilatedAttentionV3", "RingDilatedAttentionV2Collective",
            "RingDilatedAttentionV2", "RingAttentionCorrect"]
 

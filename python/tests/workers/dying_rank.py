@@ -1,4 +1,5 @@
-"""One rank of a gloo group. The last rank leaves in the way that the argument names; the others write what they get and how soon."""
+"""One rank of a gloo group: dying_rank.py RANK RANKS FOLDER WAY. The last rank leaves in that way; the others write what they get and how
+soon."""
 
 import json
 import os
@@ -12,14 +13,11 @@ import torch.distributed as dist
 
 import ringattn
 
-way, folder = sys.argv[1], sys.argv[2]
-rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-signal.signal(signal.SIGTERM, signal.SIG_IGN)  # torchrun ends the others when one is gone; they want to say what they saw
-dist.init_process_group("gloo")
+rank, ranks, folder, way = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
 x = torch.randn(1, 4096 // ranks, 2, 64)
 ringattn.attention(x, x, x, group=dist.group.WORLD, timeout=3)
-pids = [None] * ranks
-dist.all_gather_object(pids, os.getpid())
+dist.barrier()
 if rank == ranks - 1:
     if way == "exit":
         os._exit(7)
@@ -39,9 +37,4 @@ except RuntimeError as error:
     found["again"] = str(error)
 with open(os.path.join(folder, f"{rank}.json"), "w") as file:
     json.dump(found, file)
-if rank == 0:
-    for other in range(ranks):  # a stopped process does not end by itself
-        while other < ranks - 1 and not os.path.exists(os.path.join(folder, f"{other}.json")):
-            time.sleep(0.05)
-    os.kill(pids[ranks - 1], signal.SIGKILL)
 os._exit(0)

