@@ -6,7 +6,7 @@ WERROR := $(if $(filter true 1,$(CI)),-DRA_WERROR=ON)
 CONFIGURE = cmake -S . -B $(BUILD) -G Ninja $(WERROR) $(CMAKE_ARGS)
 CTEST = ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(shell nproc)
 
-.PHONY: build demo test test-long test-gpu bench fuzz install format check clean help
+.PHONY: build demo test test-long cuda test-gpu bench fuzz install format check clean help
 .DEFAULT_GOAL := build
 
 build: ## build the library and build/ringattn (default)
@@ -29,8 +29,11 @@ test: build-tests ## build and run every test
 test-long: build-tests ## the same with more cases and longer runs
 	@RINGATTN_LONG=1 $(CTEST)
 
-test-gpu: build-tests ## the tests that need a CUDA device
-	@$(CTEST) -L gpu
+cuda: build ## compile the CUDA kernels too (default where there is a GPU)
+	@ninja -C $(BUILD) ringattn_cuda || { echo "make cuda needs nvcc (CUDA 12.3 or later)"; exit 1; }
+
+test-gpu: cuda ## the tests that need a CUDA device (and PyTorch)
+	@RINGATTN_CUDA_LIBRARY=$(abspath $(BUILD))/libringattn_cuda.so $(or $(PYTHON),python3) -m unittest discover -s tests/gpu
 
 bench: build ## speed on this machine
 	@tools/bench.sh $(BUILD)/ringattn
