@@ -328,7 +328,7 @@ static void judge_silent(ra_link *link, double now) {
         link->suspect = silent;
         link->suspected = now;
         if (silent >= 0) {
-            ra_history_note(link, "suspect", silent, true, RA_CONTROL_TAG, link->step, 0);
+            ra_history_note(link, "suspected", silent, true, RA_CONTROL_TAG, link->step, 0);
             beat_now(link);
             send_beats(link);
         }
