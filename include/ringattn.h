@@ -234,7 +234,7 @@ typedef struct ra_rank_summary {
     int32_t rank;
     int64_t rows_q, rows_k;     /* local rows */
     int64_t pairs;              /* attended (query, key, query head) triples over the batch; each branch of `mix` counts */
-    int64_t holes;              /* (query row, query head) pairs over the batch without any key */
+    int64_t holes;              /* (query row, query head) pairs over the batch without any key; -1: too long to count (mixed branches) */
     int64_t bytes_sent;         /* payload, forward */
     int64_t bytes_sent_backward;
     int64_t hops;               /* steps in which this rank receives, forward */

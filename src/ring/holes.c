@@ -4,7 +4,7 @@
 #include "geometry/count.h"
 #include "ring/summary.h"
 
-#define WALK_LIMIT ((int64_t)4 << 20) /* looks at single positions */
+#define WALK_LIMIT ((int64_t)1 << 16) /* looks at single positions: some milliseconds */
 
 /* Whether the query at x has a key in the class, in batch entry b. */
 static bool has_key(const ra_config *c, const ra_class *class, int64_t b, int64_t x) {
@@ -23,16 +23,20 @@ static bool serves(const ra_class *class, int64_t head) {
     return head >= h.start && head <= ra_span_last(h) && (head - h.start) % h.step == 0;
 }
 
+/* Whether all KV heads have the same pattern. */
+static bool heads_alike(const ra_config *c) { return c->offset == RA_OFFSET_BRANCH || c->offset == RA_OFFSET_RESIDUE; }
+
 /* KV heads that have a key for the query at x. */
 static int64_t heads_with_key(const ra_route *route, int64_t b, int64_t x) {
-    int64_t heads = 0;
-    for (int64_t g = 0; g < route->config->kv_heads; g++) {
+    const ra_config *c = route->config;
+    int64_t heads = 0, different = heads_alike(c) ? 1 : c->kv_heads;
+    for (int64_t g = 0; g < different; g++) {
         bool any = false;
         for (int64_t i = 0; i < route->rings.class_count && !any; i++)
-            any = serves(&route->rings.classes[i], g) && has_key(route->config, &route->rings.classes[i], b, x);
+            any = serves(&route->rings.classes[i], g) && has_key(c, &route->rings.classes[i], b, x);
         heads += any;
     }
-    return heads;
+    return heads * (c->kv_heads / different);
 }
 
 /* After this many positions the pattern repeats, for on-lattice queries that meet at least themselves. */
@@ -51,12 +55,12 @@ static int64_t covered_mix(const ra_route *route, const ra_view *view) {
     const ra_config *c = route->config;
     ra_shard shard = ra_shard_of(c->layout, view->rank, route->ranks, c->seq_q);
     int64_t group = c->heads / c->kv_heads, covered = 0, shift = ra_query_shift(c);
-    int64_t work = c->kv_heads * route->rings.class_count; /* of one position */
+    int64_t work = (heads_alike(c) ? 1 : c->kv_heads) * route->rings.class_count; /* of one position */
     bool periodic = c->dilate_queries && !c->has_key_range && shift >= 0;
     int64_t period = periodic ? period_of(route) : INT64_MAX;
     bool walk_rows = period > shard.count; /* a period is no shorter than the rows themselves */
     int64_t looks = walk_rows ? ra_sat_mul(shard.count, c->batch) : period;
-    if (ra_sat_mul(looks, work) > WALK_LIMIT * 8) return -1;
+    if (ra_sat_mul(looks, work) > WALK_LIMIT) return -1;
     for (int run = 0; run < 2; run++) {
         ra_span rows = {shard.rows[run].start + shift, shard.rows[run].step, shard.rows[run].count};
         if (walk_rows) {
