@@ -136,7 +136,7 @@ static void the_pool_reuses_a_block_and_counts_it(void **state) {
     ra_pool_destroy(pool);
 }
 
-static void the_pool_prefers_the_exact_size_and_never_wastes_a_quarter(void **state) {
+static void the_pool_takes_the_smallest_idle_block_that_is_large_enough(void **state) {
     (void)state;
     ra_pool *pool = ra_pool_create();
     void *large, *near, *exact, *got;
@@ -151,11 +151,14 @@ static void the_pool_prefers_the_exact_size_and_never_wastes_a_quarter(void **st
     ra_pool_take(pool, 1000, &got);
     assert_ptr_equal(got, near);
     ra_pool_take(pool, 1000, &got);
-    assert_ptr_not_equal(got, large);
-    assert_int_equal(ra_pool_read(pool).in_use, 3100);
-    assert_int_equal(ra_pool_read(pool).hits, 2);
+    assert_ptr_equal(got, large);
+    assert_int_equal(ra_pool_read(pool).in_use, 102100);
+    assert_int_equal(ra_pool_read(pool).hits, 3);
     ra_pool_give(pool, exact);
     ra_pool_give(pool, near);
+    ra_pool_give(pool, large);
+    assert_int_equal(ra_pool_take(pool, 200000, &got), RA_OK); /* larger than all: they make room for it */
+    assert_int_equal(ra_pool_read(pool).idle, 0);
     ra_pool_give(pool, got);
     ra_pool_destroy(pool);
 }
@@ -179,7 +182,7 @@ static void idle_memory_stays_within_twice_of_what_was_ever_taken(void **state) 
     assert_int_equal(c.live_blocks, 0);
 }
 
-static void idle_blocks_are_freed_before_the_pool_gives_up(void **state) {
+static void idle_blocks_are_freed_before_a_larger_one_is_made(void **state) {
     (void)state;
     counter c;
     count_with(&c);
@@ -187,9 +190,10 @@ static void idle_blocks_are_freed_before_the_pool_gives_up(void **state) {
     void *block;
     ra_pool_take(pool, 1000, &block);
     ra_pool_give(pool, block);
-    c.fail_at = c.calls + 1;
+    int64_t before = c.live_bytes;
     assert_int_equal(ra_pool_take(pool, 5000, &block), RA_OK);
     assert_int_equal(ra_pool_read(pool).idle, 0);
+    assert_int_equal(c.live_bytes, before + 4000);
     ra_pool_give(pool, block);
     ra_pool_destroy(pool);
     assert_int_equal(c.live_blocks, 0);
@@ -249,9 +253,9 @@ int main(void) {
         cmocka_unit_test(absurd_sizes_give_no_memory_and_no_crash),
         cmocka_unit_test_teardown(an_allocator_with_a_missing_function_restores_the_default, restore_allocator),
         cmocka_unit_test(the_pool_reuses_a_block_and_counts_it),
-        cmocka_unit_test(the_pool_prefers_the_exact_size_and_never_wastes_a_quarter),
+        cmocka_unit_test(the_pool_takes_the_smallest_idle_block_that_is_large_enough),
         cmocka_unit_test_teardown(idle_memory_stays_within_twice_of_what_was_ever_taken, restore_allocator),
-        cmocka_unit_test_teardown(idle_blocks_are_freed_before_the_pool_gives_up, restore_allocator),
+        cmocka_unit_test_teardown(idle_blocks_are_freed_before_a_larger_one_is_made, restore_allocator),
         cmocka_unit_test_teardown(every_failing_allocation_is_no_memory_and_leaks_nothing, restore_allocator),
         cmocka_unit_test(a_workspace_too_large_for_any_machine_is_no_memory),
         cmocka_unit_test_teardown(blocks_still_taken_outlive_the_pool, restore_allocator),

@@ -47,12 +47,11 @@ void ra_pool_destroy(ra_pool *pool) {
     ra_free(pool, sizeof *pool);
 }
 
-/* The idle block that wastes least, if it wastes less than a quarter. */
+/* The smallest idle block that is large enough: forward runs in backward's, once that is there. */
 static block **find_idle(ra_pool *pool, int64_t bytes) {
-    int64_t largest = ra_sat_add(bytes, bytes / 4);
     block **best = NULL;
     for (block **b = &pool->idle; *b; b = &(*b)->next)
-        if ((*b)->bytes >= bytes && (*b)->bytes <= largest && (!best || (*b)->bytes < (*best)->bytes)) best = b;
+        if ((*b)->bytes >= bytes && (!best || (*b)->bytes < (*best)->bytes)) best = b;
     return best;
 }
 
@@ -75,11 +74,8 @@ ra_status ra_pool_take(ra_pool *pool, int64_t bytes, void **data) {
         pool->counts.idle -= b->bytes;
         pool->counts.hits++;
     } else {
+        ra_pool_trim(pool); /* what lies idle is too small, and the new block will do for it: never both at once */
         b = new_block(pool, bytes);
-        if (!b && pool->idle) { /* what lies idle may be just what is missing */
-            ra_pool_trim(pool);
-            b = new_block(pool, bytes);
-        }
         if (!b) return ra_fail(RA_NOMEM, "no memory for a workspace of %lld bytes", (long long)bytes);
         pool->counts.misses++;
     }
