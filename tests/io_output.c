@@ -156,6 +156,34 @@ static void more_outputs_than_slots_is_an_error(void **state) {
     assert_int_equal(entries(), 0);
 }
 
+static void processes_that_join_an_output_write_one_file(void **state) {
+    (void)state;
+    ra_output first, second;
+    const char *path = in_directory("a");
+    assert_int_equal(ra_output_create(path, "head", 4, 8, &first), RA_OK);
+    assert_int_equal(ra_output_join(path, ra_output_temporary(&first), 8, &second), RA_OK);
+    memcpy(first.data + 4, "ab", 2);
+    memcpy(second.data + 6, "cd", 2);
+    assert_int_equal(ra_output_sync(&second), RA_OK);
+    ra_output_leave(&second);
+    ra_output_leave(&second); /* safe twice */
+    assert_int_equal(entries(), 1);
+    assert_int_equal(ra_output_publish(&first), RA_OK);
+    ra_map map;
+    assert_int_equal(ra_map_open(path, &map), RA_OK);
+    assert_memory_equal(map.data, "headabcd", 8);
+    ra_map_close(&map);
+    unlink(path);
+    assert_int_equal(ra_output_join(path, ".none.tmp", 8, &second), RA_IO);
+    /* any of them may clear up after a failure */
+    assert_int_equal(ra_output_create(path, "head", 4, 8, &first), RA_OK);
+    assert_int_equal(ra_output_join(path, ra_output_temporary(&first), 8, &second), RA_OK);
+    ra_output_discard(&second);
+    assert_int_equal(entries(), 0);
+    assert_int_equal(ra_output_publish(&first), RA_IO);
+    assert_int_equal(entries(), 0);
+}
+
 static void inputs_that_are_not_files_are_named(void **state) {
     (void)state;
     ra_map map;
@@ -205,6 +233,7 @@ int main(void) {
         cmocka_unit_test(targets_that_cannot_be_written_are_named),
         cmocka_unit_test(a_file_size_limit_is_an_error_before_anything_is_written),
         cmocka_unit_test(more_outputs_than_slots_is_an_error),
+        cmocka_unit_test(processes_that_join_an_output_write_one_file),
         cmocka_unit_test(inputs_that_are_not_files_are_named),
         cmocka_unit_test(file_arguments_split_at_the_tensor_name),
     };

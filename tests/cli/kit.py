@@ -14,6 +14,14 @@ import reference
 RINGATTN = os.environ.get("RINGATTN", os.path.join(os.path.dirname(__file__), "..", "..", "build", "ringattn"))
 LONG = os.environ.get("RINGATTN_LONG") == "1"
 
+# The search for leaks when a sanitized program exits takes seconds on some machines: cli_leaks.py does it, once for each command.
+os.environ["ASAN_OPTIONS"] = "detect_leaks=0:allocator_may_return_null=1:" + os.environ.get("ASAN_OPTIONS", "")
+
+
+def sanitized():
+    with open(RINGATTN, "rb") as f:
+        return b"__asan_init" in f.read()
+
 
 def run(*args, timeout=120, **kwargs):
     return subprocess.run([RINGATTN, *map(str, args)], capture_output=True, text=True, timeout=timeout, **kwargs)
