@@ -1,0 +1,95 @@
+/* Plans take no time: their size does not depend on the length of the sequence, and nor does the work to make them. */
+#include <math.h>
+#include <string.h>
+#include <time.h>
+
+#include "support.h"
+
+/* Of this process's own work: planning has one thread, and whatever else the machine does is not its time. */
+static double seconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SLOW_BUILD 30
+#else
+#define SLOW_BUILD 1
+#endif
+
+static const struct pattern {
+    const char *what;
+    int64_t branches, w[3], r[3];
+    bool causal, mix, every_query;
+} patterns[] = {{"2048,4096,8192 at 1,2,4", 3, {2048, 4096, 8192}, {1, 2, 4}, false, false, false},
+                {"dense causal", 0, {0}, {0}, true, false, false},
+                {"2047", 1, {2047}, {1}, false, false, false},
+                {"2047,4099 at 3,5 causal", 2, {2047, 4099}, {3, 5}, true, false, false},
+                {"mix of 2048,4096,8192 at 1,2,4", 3, {2048, 4096, 8192}, {1, 2, 4}, true, true, false},
+                {"mix of 2047,4099 at 2,3 causal", 2, {2047, 4099}, {2, 3}, true, true, false},
+                {"mix of 2048,4096 at 2,4, every query", 2, {2048, 4096}, {2, 4}, true, true, true}};
+#define PATTERNS ((int)(sizeof patterns / sizeof *patterns))
+
+/* Seconds to plan all of 64 ranks; the best of a few tries, unless it is hopeless. */
+static double planning_time(const struct pattern *p, ra_layout layout, int64_t n, double enough) {
+    test_case c;
+    test_case_init(&c);
+    c.ranks = 64;
+    c.desc.layout = layout;
+    c.desc.seq_q = c.desc.seq_k = n;
+    c.desc.heads = c.desc.kv_heads = 12;
+    c.desc.head_dim = 64;
+    c.desc.branches = p->branches;
+    c.desc.causal = p->causal;
+    c.desc.combine = p->mix ? RA_COMBINE_MIX : RA_COMBINE_HEADS;
+    c.desc.dilate_queries = !p->every_query;
+    memcpy(c.segment_lengths, p->w, sizeof p->w);
+    memcpy(c.dilation_rates, p->r, sizeof p->r);
+    test_case_link(&c);
+    double best = INFINITY;
+    for (int attempt = 0; attempt < 5 && best >= enough && (attempt == 0 || best < 20 * enough); attempt++) {
+        double start = seconds();
+        ra_rank_summary all[64];
+        for (int rank = 0; rank < c.ranks; rank++) all[rank].struct_size = sizeof *all;
+        assert_int_equal(ra_plan_summaries(&c.desc, c.ranks, all), RA_OK);
+        if (seconds() - start < best) best = seconds() - start;
+    }
+    return best;
+}
+
+static void a_billion_tokens_on_64_ranks_plan_in_under_a_tenth_of_a_second(void **state) {
+    (void)state;
+    double slowest = 0;
+    for (int n = 0; n < 3; n++) {
+        for (int layout = 0; layout < 3; layout++) {
+            double time = planning_time(&patterns[n], (ra_layout)layout, 1000000000, 0.1);
+            print_message("%s, layout %d: %.1f ms for 64 ranks\n", patterns[n].what, layout, 1000 * time);
+            slowest = time > slowest ? time : slowest;
+        }
+    }
+    assert_true(slowest < 0.1 * SLOW_BUILD);
+}
+
+/* Patterns that nothing divides, and rows that are holes only if every branch says so: at no length does a plan walk the rows. */
+static void no_length_takes_long_to_plan(void **state) {
+    (void)state;
+    double slowest = 0;
+    for (int n = 3; n < PATTERNS; n++) {
+        for (int layout = 0; layout < 3; layout++) {
+            double small = planning_time(&patterns[n], (ra_layout)layout, 4000000, 0.1);
+            double large = planning_time(&patterns[n], (ra_layout)layout, 4000000000, 0.1);
+            print_message("%s, layout %d: %.1f ms at n, %.1f ms at 1000 n\n", patterns[n].what, layout, 1000 * small, 1000 * large);
+            slowest = small > slowest ? small : large > slowest ? large : slowest;
+        }
+    }
+    assert_true(slowest < 0.5 * SLOW_BUILD);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_billion_tokens_on_64_ranks_plan_in_under_a_tenth_of_a_second),
+        cmocka_unit_test(no_length_takes_long_to_plan),
+    };
+    return cmocka_run_group_tests_name("planning time", tests, NULL, NULL);
+}
