@@ -113,7 +113,7 @@ def messages(directory):
 
 
 def attention(directory):
-    cases = 1000 if LONG else 150
+    cases = 1000 if LONG else 60
     for ranks in (2, 3, 4, 7):
         print(f"{ranks} ranks: {note(all_well(Job(directory, ranks, 'attention', cases), limit=600))}, the same bits as over threads")
 
@@ -168,10 +168,10 @@ def faults(directory):
 
 def alarms(directory):
     """No false alarm: a rank that does nothing at all for 0.8 of the timeout, and one that computes for ten times the timeout."""
-    rounds = 50 if LONG else 12
+    rounds = 50 if LONG else 6
     print(f"{note(all_well(Job(directory, 3, 'pause', 0.8, rounds, timeout=1.0), limit=300))} with one rank paused for 0.8 of the "
           "timeout: no alarm")
-    all_well(Job(directory, 3, "busy", 5.0, timeout=0.5))
+    all_well(Job(directory, 3, "busy", 4.0, timeout=0.4))
     print("a step of ten times the timeout: no alarm")
     all_well(Job(directory, 3, "late", 2.5, timeout=0.5))
     print("a rank that arrives late is waited for")
