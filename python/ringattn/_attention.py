@@ -69,11 +69,9 @@ def attention(query: Any, key: Any, value: Any, segment_lengths: Optional[Sequen
     True
     """
     if type(query) is not np.ndarray and _is_torch(query):
-        from .torch import attention as torch_attention
-
-        return torch_attention(query, key, value, segment_lengths, dilation_rates, is_causal, window, key_range, scale, dropout_p, seed,
-                               combine, offset, dilate_queries, group, layout, query_placement, schedule, bucket, threads, timeout, kernel,
-                               return_lse)
+        return _torch_attention()(query, key, value, segment_lengths, dilation_rates, is_causal, window, key_range, scale, dropout_p, seed,
+                                  combine, offset, dilate_queries, group, layout, query_placement, schedule, bucket, threads, timeout,
+                                  kernel, return_lse)
     where = _ALONE if group is None else resolve(group)
     try:
         options = make_options(segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries,
@@ -94,6 +92,16 @@ def attention(query: Any, key: Any, value: Any, segment_lengths: Optional[Sequen
 def _is_torch(value: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+_for_torch: Any = None
+
+
+def _torch_attention() -> Any:
+    global _for_torch
+    if _for_torch is None:
+        from .torch import attention as _for_torch
+    return _for_torch
 
 
 # -------------------------------------------------------------------------------------------------------------------------- NumPy
@@ -193,7 +201,7 @@ def checked_shapes(query: Sequence[int], key: Sequence[int], value: Sequence[int
         raise ValueError(f"query, key and value have dtypes {dtypes[0]}, {dtypes[1]} and {dtypes[2]}; they must be equal")
     batch, rows, heads, dim = query
     keys, kv_heads = key[1], key[2]
-    if tuple(key) != tuple(value):
+    if key != value:
         raise ValueError(f"key has shape {tuple(key)} and value {tuple(value)}; they must be equal")
     if key[0] != batch or key[3] != dim:
         raise ValueError(f"query has shape {tuple(query)} and key {tuple(key)}; batch and head dim must be equal")

@@ -272,9 +272,11 @@ def _warn_of_holes(problem: Problem) -> None:
 
 
 def _callers_level() -> int:
-    """How many frames above the caller of this function the package's own code ends."""
+    """How many frames above the caller of this function the code of this package, and of torch around it, ends."""
+    torch = sys.modules.get("torch")
+    inside = (_HERE, os.path.dirname(torch.__file__)) if torch is not None and torch.__file__ else (_HERE,)
     level, frame = 1, sys._getframe(1)
-    while frame is not None and os.path.dirname(frame.f_code.co_filename) == _HERE:
+    while frame is not None and frame.f_code.co_filename.startswith(inside):
         level, frame = level + 1, frame.f_back
     return level
 

@@ -7,6 +7,7 @@ the caller's library allocates, the caller's library frees.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import struct
 import threading
@@ -338,7 +339,7 @@ class InProcess(Alone):
                     mine.append((address + start * row * (lse_size if is_lse else size), batch, row * step, head) if address else tensor)
             return tuple(mine)
 
-        _run_threads(self.ranks, call, problem, seed, ranges, [of_rank(rank) for rank in range(self.ranks)])
+        _run_threads(self.ranks, call, problem, seed, ranges, stream, [of_rank(rank) for rank in range(self.ranks)])
 
 
 def _spare(shape: Shape, size: int, is_lse: bool, kept: list[Any]) -> Tensor:
@@ -350,15 +351,20 @@ def _spare(shape: Shape, size: int, is_lse: bool, kept: list[Any]) -> Tensor:
     return (address, heads * rows, 1, rows) if is_lse else (address, rows * heads * dim, heads * dim, dim)
 
 
-def _run_threads(ranks: int, call: str, problem: Problem, seed: int, ranges: Ranges, tensors: list[tuple[Tensor, ...]]) -> None:
+def _run_threads(ranks: int, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int,
+                 tensors: list[tuple[Tensor, ...]]) -> None:
     lasting = _lasting(problem.options)
     comms = _thread_ranks(ranks) if lasting else _new_thread_ranks(ranks)
     errors: list[Optional[BaseException]] = [None] * ranks
 
+    choose_device = _device_chooser() if problem.shape.device == _lib.CUDA else None
+
     def work(rank: int) -> None:
         comm = comms[rank]
         try:
-            run_on(comm, call, problem, seed, ranges, 0, tensors[rank])
+            if choose_device and rank:
+                choose_device()
+            run_on(comm, call, problem, seed, ranges, stream, tensors[rank])
         except BaseException as error:
             errors[rank] = error
             lib.ra_comm_abort(comm.handle, getattr(error, "code", _lib.ABORTED), str(error).encode())
@@ -379,6 +385,13 @@ def _run_threads(ranks: int, call: str, problem: Problem, seed: int, ranges: Ran
     if failed:
         own = [error for error in failed if getattr(error, "status", "") not in ("RA_ABORTED", "RA_PEER_LOST")]
         raise (own or failed)[0]
+
+
+def _device_chooser() -> Callable[[], None]:
+    """Makes this thread's CUDA device the current one of another thread, too."""
+    import torch
+
+    return functools.partial(torch.cuda.set_device, torch.cuda.current_device())
 
 
 def _leave(comms: list[Communicator]) -> None:

@@ -19,6 +19,8 @@ from ._engine import NOTHING, Tensor
 
 _CODES = {torch.float32: _lib.F32, torch.bfloat16: _lib.BF16, torch.float16: _lib.F16, torch.float64: _lib.F64}
 DTYPES = {code: dtype for dtype, code in _CODES.items()}
+_KINDS = {"cpu": _lib.CPU, "cuda": _lib.CUDA}
+_ONE_DEVICE = "query, key and value are on {}, {} and {}; they must be on one device"
 _STATE = 3  # global query rows, global key rows, seed
 
 
@@ -64,31 +66,33 @@ def _run(where: Any, call: str, problem: Problem, seed: int, ranges: Any, query:
             where.run(call, problem, seed, ranges, stream, tensors)
 
 
-def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> Shape:
-    """The local shape of a call, or what is wrong with its tensors."""
+def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[Shape, tuple[Tensor, Tensor, Tensor]]:
+    """The local shape of a call and its three inputs, or what is wrong with them."""
     code = _CODES.get(query.dtype)
     if code is None:
         raise ValueError(f"query has dtype {query.dtype}; float32, bfloat16, float16 and float64 are supported")
     device = query.device
     if key.device != device or value.device != device:
-        raise ValueError(f"query, key and value are on {device}, {key.device} and {value.device}; they must be on one device")
-    kind = device.type
-    if kind not in ("cpu", "cuda"):
+        raise ValueError(_ONE_DEVICE.format(device, key.device, value.device))
+    kind = _KINDS.get(device.type)
+    if kind is None:
         raise ValueError(f"query is on {device}; cpu and cuda are supported")
     batch, rows, heads, dim, keys, kv_heads = checked_shapes(query.shape, key.shape, value.shape, (query.dtype, key.dtype, value.dtype))
-    if dim > 1:
-        for name, tensor in (("query", query), ("key", key), ("value", value)):
-            if tensor.stride(3) != 1 and tensor.numel():
-                raise ValueError(f"the last dimension of {name} has a stride of {tensor.stride(3)}; it must be contiguous: "
-                                 f"{name}.contiguous() makes it so")
-    return Shape(code, _lib.CUDA if kind == "cuda" else _lib.CPU, batch, rows, keys, heads, kv_heads, dim)
+    views = []
+    for tensor in (query, key, value):
+        *strides, last = tensor.stride()
+        if last != 1 and dim > 1 and tensor.numel():
+            name = "query" if tensor is query else "key" if tensor is key else "value"
+            raise ValueError(f"the last dimension of {name} has a stride of {last}; it must be contiguous: {name}.contiguous() makes it so")
+        views.append((tensor.data_ptr(), *strides))
+    return Shape(code, kind, batch, rows, keys, heads, kv_heads, dim), tuple(views)  # type: ignore[return-value]
 
 
 def run_forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options, where: Any, seed: int, ranges: Any,
                 want_lse: bool) -> tuple[torch.Tensor, Optional[torch.Tensor], Problem, int]:
     """out, lse, and what the ranks agreed on."""
     try:
-        shape = _checked(query, key, value)
+        shape, views = _checked(query, key, value)
     except ValueError as error:
         where.refuse(str(error))
         raise
@@ -97,11 +101,15 @@ def run_forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, opt
     if order:
         rows_q, rows_k = (torch.from_numpy(part).to(query.device) for part in order)
         query, key, value = query[:, rows_q], key[:, rows_k], value[:, rows_k]
-    out = torch.empty_like(query, memory_format=torch.contiguous_format)
-    lse = None
+        views = (_view(query), _view(key), _view(value))
+    out, (batch, heads, rows) = torch.empty_like(query, memory_format=torch.contiguous_format), (shape.batch, shape.heads, shape.seq_q)
+    lse, lse_view = None, NOTHING
     if want_lse:
-        lse = torch.empty((shape.batch, shape.heads, shape.seq_q), dtype=_lse_dtype(query.dtype), device=query.device)
-    _run(where, "forward", problem, seed, ranges, query, (_view(query), _view(key), _view(value), _view(out), _lse_view(lse)))
+        lse = torch.empty_strided((batch, heads, rows), (heads * rows, rows, 1), dtype=_lse_dtype(query.dtype), device=query.device)
+        lse_view = (lse.data_ptr(), heads * rows, 1, rows)
+    dim = shape.head_dim
+    out_view = (out.data_ptr(), rows * heads * dim, heads * dim, dim)
+    _run(where, "forward", problem, seed, ranges, query, (*views, out_view, lse_view))
     if order:
         back = torch.argsort(rows_q)
         out, lse = out[:, back], None if lse is None else lse[:, :, back]
@@ -167,7 +175,7 @@ def backward_op(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out
     options = make_options(segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries, layout,
                            query_placement, schedule, bucket, threads, timeout or None, kernel, pool, plan_cache)
     seq_q, seq_k, seed = state.tolist()
-    problem = problem_for(options, _checked(query, key, value)._replace(seq_q=seq_q, seq_k=seq_k))
+    problem = problem_for(options, _checked(query, key, value)[0]._replace(seq_q=seq_q, seq_k=seq_k))
     return run_backward(query, key, value, out, lse, dout, dlse, problem, _dist.resolve(group), seed % 2**64,
                         key_ranges(key_range, query.size(0)))
 
@@ -207,8 +215,8 @@ class _Eager(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options, where: Any, seed: int,
                 ranges: Any) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
-        out, lse, ctx.problem, ctx.seed = run_forward(query, key, value, options, where, seed, ranges, True)
-        ctx.where, ctx.ranges = where, ranges
+        out, lse, problem, seed = run_forward(query, key, value, options, where, seed, ranges, True)
+        ctx.call = problem, where, seed, ranges
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, value, out, lse)
         return out, lse
@@ -220,7 +228,7 @@ class _Eager(torch.autograd.Function):
             if dlse is None:
                 return None, None, None, None, None, None, None
             dout = torch.zeros_like(out)
-        problem, where, seed, ranges = ctx.problem, ctx.where, ctx.seed, ctx.ranges
+        problem, where, seed, ranges = ctx.call
         if torch.is_grad_enabled():  # create_graph: the operator refuses to be differentiated again, instead of being taken for a constant
             dq, dk, dv = backward_op(query, key, value, out, lse, dout, dlse, _state(problem, seed), _range_tensor(ranges and list(zip(*ranges)), query.size(0)),
                                      *_arguments(problem.options, where.key))
@@ -229,14 +237,17 @@ class _Eager(torch.autograd.Function):
         return dq, dk, dv, None, None, None, None
 
 
-def _plain(*tensors: torch.Tensor) -> bool:
-    """Whether nothing watches operators from outside: no mode, no transform, no subclass of Tensor."""
-    if torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack():
-        return False
-    for tensor in tensors:
-        if type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter:
-            return False
-    return torch._C._functorch.peek_interpreter_stack() is None
+# Function.apply without its search for functorch's wrappers, which `_plain` has ruled out.
+_eager = super(torch.autograd.Function, _Eager).apply
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def _plain(query: Any, key: Any, value: Any) -> bool:
+    """Whether nothing watches operators from outside: no mode, no transform, no subclass of Tensor, no tensor without data."""
+    if type(query) not in _PLAIN or type(key) not in _PLAIN or type(value) not in _PLAIN or query.is_meta:
+        return not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor))
+    return not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
+                or torch._C._functorch.peek_interpreter_stack() is not None)
 
 
 # ---------------------------------------------------------------------------------------------------------------------- attention
@@ -253,12 +264,6 @@ _name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 def key_of(group: Any) -> str:
     """The name by which an operator knows a group."""
     return "" if group is None else _name_of(group)
-
-
-def _autocast(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The tensors in autocast's type; float64 is left alone, as autocast itself does."""
-    dtype = torch.get_autocast_dtype(tensors[0].device.type)
-    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in tensors)
 
 
 def _seed_tensor(seed: Any, dropout_p: float) -> Optional[torch.Tensor]:
@@ -301,30 +306,44 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segme
     >>> x.grad.shape
     torch.Size([1, 8, 2, 4])
     """
+    given = (segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries, layout, query_placement,
+             schedule, bucket, threads, timeout, kernel, enable_memory_pool, use_pattern_cache)
+    if torch.compiler.is_compiling() or not _plain(query, key, value):
+        query, key, value = _ready(query, key, value)
+        settings, seed = make_settings(*given), _seed_tensor(seed, dropout_p)
+        out, lse, _ = forward_op(query, key, value, seed, _range_tensor(key_range, query.size(0)), *_arguments(settings, key_of(group)))
+        return (out, lse) if return_lse else out
+    where = _dist.resolve(group)
+    try:
+        query, key, value = _ready(query, key, value)
+        options, ranges = make_options(*given), key_ranges(key_range, query.size(0))
+        number = _number_of(_seed_tensor(seed, dropout_p))
+    except ValueError as error:
+        where.refuse(str(error))
+        raise
+    if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
+        out, lse = _eager(query, key, value, options, where, number, ranges)
+    else:
+        out, lse, _, _ = run_forward(query, key, value, options, where, number, ranges, return_lse)
+    return (out, lse) if return_lse else out
+
+
+def _ready(query: Any, key: Any, value: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The three tensors in autocast's type where it is on; raises where they are no tensors, or on a device that is not supported."""
     if not isinstance(query, torch.Tensor) or not isinstance(key, torch.Tensor) or not isinstance(value, torch.Tensor):
         raise ValueError(f"query, key and value are {type(query).__name__}, {type(key).__name__} and {type(value).__name__}; they must all "
                          f"be torch tensors")
     kind = query.device.type
     if kind == "meta":
         if not key.is_meta or not value.is_meta:
-            raise ValueError(f"query, key and value are on {query.device}, {key.device} and {value.device}; they must be on one device")
-    elif kind != "cpu" and kind != "cuda":
+            raise ValueError(_ONE_DEVICE.format(query.device, key.device, value.device))
+        return query, key, value
+    if kind != "cpu" and kind != "cuda":
         raise ValueError(f"query is on {query.device}; cpu and cuda are supported")
-    elif torch.is_autocast_enabled(kind):
-        query, key, value = _autocast(query, key, value)
-    seed = _seed_tensor(seed, dropout_p)
-    given = (segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries, layout, query_placement,
-             schedule, bucket, threads, timeout, kernel, enable_memory_pool, use_pattern_cache)
-    if kind != "meta" and not torch.compiler.is_compiling() and _plain(query, key, value):
-        options, where, ranges = make_options(*given), _dist.resolve(group), key_ranges(key_range, query.size(0))
-        if torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad):
-            out, lse = _Eager.apply(query, key, value, options, where, _number_of(seed), ranges)
-        else:
-            out, lse, _, _ = run_forward(query, key, value, options, where, _number_of(seed), ranges, return_lse)
-    else:
-        settings = make_settings(*given)
-        out, lse, _ = forward_op(query, key, value, seed, _range_tensor(key_range, query.size(0)), *_arguments(settings, key_of(group)))
-    return (out, lse) if return_lse else out
+    if not torch.is_autocast_enabled(kind):
+        return query, key, value
+    dtype = torch.get_autocast_dtype(kind)  # float64 is left alone, as autocast itself does
+    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))  # type: ignore[return-value]
 
 
 def _arguments(settings: Settings, group: str) -> tuple[Any, ...]:
