@@ -1,4 +1,4 @@
-/* Times every kernel of the table on one rank, without plan or ring: bench_kernels [n] [threads] [kernel]. GFLOP/s of useful work
+/* Times every kernel of the table on one rank, without plan or ring: bench_kernels [n] [threads] [kernel] [dtype]. GFLOP/s of useful work
  * (4 D a pair forward, 10 D backward), best of several runs. */
 #include <math.h>
 #include <stdio.h>
@@ -11,6 +11,12 @@
 #include "core/philox.h"
 #include "kernels/kernel.h"
 #include "kernels/rows.h"
+
+/* Seconds for each pass of a case. */
+static double budget(void) {
+    const char *seconds = getenv("BENCH_SECONDS");
+    return seconds ? atof(seconds) : 1.0;
+}
 
 static double now(void) {
     struct timespec t;
@@ -68,13 +74,13 @@ static void run(const ra_kernel *kernel, ra_workers *workers, const bench_case *
                                  .scratch = scratch};
     double best[2] = {1e30, 1e30};
     ra_rows_fill(&problem, workers, true, forward.out, forward.lse, forward.out, forward.lse, forward.lse);
-    for (double start = now(), t; now() - start < 1.0 && best[0] > 0;) {
+    for (double start = now(), t; now() - start < budget();) {
         t = now();
         kernel->forward(&forward);
         best[0] = fmin(best[0], now() - t);
     }
     ra_rows_delta(&problem, workers, backward.dout, forward.out, (ra_tensor){0}, backward.delta);
-    for (double start = now(), t; now() - start < 1.0;) {
+    for (double start = now(), t; now() - start < budget();) {
         t = now();
         kernel->backward(&backward);
         best[1] = fmin(best[1], now() - t);
@@ -107,6 +113,7 @@ int main(int argc, char **argv) {
         for (size_t j = 0; j < sizeof cases / sizeof *cases; j++) {
             const ra_problem problem = {.dtype = cases[j].dtype, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = cases[j].dim};
             const ra_kernel *kernel;
+            if (argc > 4 && strcmp(argv[4], ra_dtype_name(cases[j].dtype)) != 0) continue;
             if (ra_kernel_find(info.name, RA_DEVICE_CPU, &problem, &kernel) == RA_OK) run(kernel, workers, &cases[j]);
         }
     }

@@ -67,7 +67,7 @@ enum {
     MAX_DIM = 256,
     TILE = 512,        /* elements of a tile */
     STRIP = 32,        /* rows (forward) or keys (backward) of two tiles */
-    QUERIES = 256,     /* rows of a forward tile */
+    QUERIES = 1024,    /* rows of a forward tile at most: what one packing of K and V serves */
     KEYS = 128,        /* of a block, forward */
     PACKED = 65536,    /* elements of K (and of V) that are packed at a time */
     SCORES = KEYS + 16,
@@ -82,17 +82,29 @@ static int64_t padded(int64_t count) { return ra_round_up(count, 32); }
 
 /* -------------------------------------------------------------------------------------------------------- packing */
 
-static void load_half_row(uint16_t *dst, const void *data, int64_t offset, int64_t dim) {
-    memcpy(dst, (const uint16_t *)data + offset, (size_t)dim * 2);
-    memset(dst + dim, 0, (size_t)(padded(dim) - dim) * 2);
+/* dst = one row, zeros up to the padded length. */
+INLINE void load_half_row(uint16_t *dst, const void *data, int64_t offset, int64_t dim) {
+    const uint16_t *src = (const uint16_t *)data + offset;
+    int64_t d = 0;
+    for (; d + 32 <= dim; d += 32) *(halves_any *)(dst + d) = *(const halves_any *)(src + d);
+    if (d == dim) return;
+    *(halves_any *)(dst + d) = (halves){0};
+    for (; d < dim; d++) dst[d] = src[d];
 }
 
-/* Keys [first, last) as rows of padded(dim), up to a multiple of 32 rows. */
-static void load_keys(uint16_t *rows, const ra_place *place, const ra_tensor *view, int64_t first, int64_t last) {
-    const int64_t dim = place->problem->head_dim, width = padded(dim), count = last - first;
-    for (int64_t c = 0; c < count; c++)
-        load_half_row(rows + c * width, view->data, ra_place_key_at(place, view, first + c), dim);
-    memset(rows + count * width, 0, (size_t)((padded(count) - count) * width) * 2);
+INLINE void zero_half_row(uint16_t *dst, int64_t width) {
+    for (int64_t d = 0; d < width; d += 32) *(halves_any *)(dst + d) = (halves){0};
+}
+
+/* 32 keys from c as rows; zeros for keys outside [low, high). */
+static void load_keys(uint16_t *rows, const ra_place *place, const ra_tensor *view, int64_t c, int64_t low, int64_t high) {
+    const int64_t dim = place->problem->head_dim, width = padded(dim);
+    for (int64_t i = 0; i < 32; i++, rows += width) {
+        if (c + i >= low && c + i < high)
+            load_half_row(rows, view->data, ra_place_key_at(place, view, c + i), dim);
+        else
+            zero_half_row(rows, width);
+    }
 }
 
 /* [count/16][width/32] tiles. */
@@ -117,13 +129,10 @@ static void pack_along(uint16_t *tiles, const uint16_t *rows, int64_t count, int
         }
 }
 
-/* From along(X) to the A tiles of X^T: [width/16][count/32] tiles of 16 dimensions x 32 rows. */
-static void pack_turned(uint16_t *turned, const uint16_t *along, int64_t count, int64_t width) {
-    const int64_t chunks = count / 32, groups = width / 16;
-    for (int64_t c = 0; c < chunks; c++)
-        for (int64_t g = 0; g < groups; g++)
-            transpose((float *)(void *)(turned + (g * chunks + c) * TILE), 16,
-                      (const float *)(const void *)(along + (c * groups + g) * TILE), 16);
+/* From along(X) of 32 rows to A tiles of X^T, 16 dimensions x 32 rows: chunk c of [width/16][chunks] tiles. */
+static void pack_turned(uint16_t *turned, const uint16_t *along, int64_t c, int64_t chunks, int64_t width) {
+    for (int64_t g = 0; g < width / 16; g++)
+        transpose((float *)(void *)(turned + (g * chunks + c) * TILE), 16, (const float *)(const void *)(along + g * TILE), 16);
 }
 
 /* ------------------------------------------------------------------------------------------------------- products */
@@ -166,23 +175,39 @@ INLINE void product(float *c, int64_t c_row, const uint16_t *a, int64_t a_row, i
 /* -------------------------------------------------------------------------------------------------------- forward */
 
 typedef struct forward_space {
-    uint16_t k[PACKED], v[PACKED], rows[PACKED];
-    uint16_t q[QUERIES * MAX_DIM];
-    float acc[QUERIES * MAX_DIM];
+    uint16_t *k, *v, *q; /* forward_arrays */
+    float *acc;
+    vec *sums; /* of the weights of each row, by lanes: reduced once, at the end */
+    uint16_t rows[32 * MAX_DIM];
     float s[2][STRIP * SCORES];
     uint16_t p[2][STRIP * WEIGHTS];
+    vec block_sums[STRIP];
     float m[QUERIES];
-    double l[QUERIES];
+    double l[QUERIES]; /* what the sums do not hold: the state that came in */
     int64_t begin[QUERIES], end[QUERIES];
-    float sums[STRIP];
 } forward_space;
+
+/* Lays the arrays out behind the space itself; with base NULL only tells how long all of it is. */
+static int64_t forward_arrays(const ra_problem *problem, char *base, forward_space *f) {
+    const int64_t width = padded(problem->head_dim), rows = ra_cpu_tile_rows(problem, STRIP, QUERIES);
+    char *at = base;
+    ra_carve(&at, (int64_t)sizeof *f);
+    f->k = ra_carve(&at, PACKED * 2);
+    f->v = ra_carve(&at, PACKED * 2);
+    f->q = ra_carve(&at, rows * width * 2);
+    f->acc = ra_carve(&at, rows * width * (int64_t)sizeof(float));
+    f->sums = ra_carve(&at, rows * (int64_t)sizeof(vec));
+    return at - base;
+}
 
 /* A strip on its way through the packed keys. */
 typedef struct strip {
     forward_space *f;
     int64_t row, width;   /* first row; padded head dimension */
-    int64_t from, to;     /* columns of the packed keys, in multiples of 32 */
+    int64_t from, to;     /* columns of the packed keys: a multiple of KEYS, and of 32 */
     int64_t blocks;
+    int64_t begin, end;   /* columns that every row meets */
+    bool settled;         /* every row has a maximum */
     float scale;
 } strip;
 
@@ -203,7 +228,7 @@ INLINE void value_piece(const strip *t, int64_t block, int64_t piece) {
 }
 
 /* Weights of row i of the strip, and their sum. */
-INLINE void weigh_row(const strip *t, int64_t block, int64_t i, int64_t columns) {
+INLINE vec weigh_row(const strip *t, int64_t block, int64_t i, int64_t columns) {
     const float m = t->f->m[t->row + i];
     const vec base = splat(m == -INFINITY ? 0 : m), factor = splat(t->scale);
     const float *s = t->f->s[block & 1] + i * SCORES;
@@ -215,7 +240,7 @@ INLINE void weigh_row(const strip *t, int64_t block, int64_t i, int64_t columns)
         sum1 += p1;
         *(halves_any *)(p + c) = VEC_TO_BF16(p0, p1);
     }
-    t->f->sums[i] = sum_of(sum0 + sum1);
+    return t->f->block_sums[i] = sum0 + sum1;
 }
 
 /* A row without a maximum takes the one of these scores; so does a row that outgrew its own. */
@@ -228,6 +253,7 @@ static void renew_row(const strip *t, int64_t block, int64_t i, int64_t columns)
     if (!(max > old + 8)) return;
     const float shrink = expf(old - max);
     for (int64_t d = 0; d < t->width; d++) f->acc[r * t->width + d] *= shrink;
+    f->sums[r] *= splat(shrink);
     f->l[r] *= (double)shrink;
     f->m[r] = max;
 }
@@ -237,46 +263,51 @@ static void mask_block(const strip *t, int64_t block, int64_t columns, int64_t p
     const int64_t first = packed_first + t->from + block * KEYS;
     for (int64_t i = 0; i < STRIP; i++) {
         const int64_t r = t->row + i;
-        if (f->begin[r] <= first && f->end[r] >= first + columns) continue;
         mask_row(f->s[block & 1] + i * SCORES, f->begin[r], f->end[r], first, 0, columns, -INFINITY);
     }
 }
 
 /* One turn: weights of `block`, while the tile unit computes the scores of the next and the values of the one before. */
-static void forward_block(const strip *t, int64_t block, int64_t packed_first) {
+static void forward_block(strip *t, int64_t block, int64_t packed_first) {
     forward_space *f = t->f;
-    const int64_t columns = block_columns(t, block);
+    const int64_t columns = block_columns(t, block), first = t->from + block * KEYS;
     const int64_t score_pieces = block + 1 < t->blocks ? block_columns(t, block + 1) / STRIP : 0;
     int64_t value_pieces = block > 0 ? t->width / 32 : 0;
-    mask_block(t, block, columns, packed_first);
-    bool renew = false;
-    for (int64_t i = 0; i < STRIP; i++) renew |= f->m[t->row + i] == -INFINITY;
-    if (renew) { /* acc is scaled: what is due must be in it */
+    if (t->begin > first || t->end < first + columns) mask_block(t, block, columns, packed_first);
+    if (!t->settled) { /* acc is scaled: what is due must be in it */
         for (int64_t i = 0; i < value_pieces; i++) value_piece(t, block - 1, i);
         value_pieces = 0;
-        for (int64_t i = 0; i < STRIP; i++) renew_row(t, block, i, columns);
+        t->settled = true;
+        for (int64_t i = 0; i < STRIP; i++) {
+            renew_row(t, block, i, columns);
+            t->settled &= f->m[t->row + i] > -INFINITY;
+        }
     }
     const int64_t pieces = ra_max(score_pieces + value_pieces, STRIP / 4);
+    vec total = splat(0);
     for (int64_t i = 0; i < pieces; i++) {
         if (i < score_pieces)
             score_piece(t, block + 1, i);
         else if (i < score_pieces + value_pieces)
             value_piece(t, block - 1, i - score_pieces);
-        for (int64_t r = 4 * i; r < ra_min(4 * i + 4, STRIP); r++) weigh_row(t, block, r, columns);
+        for (int64_t r = 4 * i; r < ra_min(4 * i + 4, STRIP); r++) total += weigh_row(t, block, r, columns);
     }
-    for (int64_t i = 0; i < STRIP; i++) {
-        if (!(f->sums[i] < (float)(1LL << 60))) {
+    if (!(sum_of(total) < (float)(1LL << 60)))
+        for (int64_t i = 0; i < STRIP; i++) {
             renew_row(t, block, i, columns);
             weigh_row(t, block, i, columns);
         }
-        f->l[t->row + i] += (double)f->sums[i];
-    }
+    for (int64_t i = 0; i < STRIP; i++) f->sums[t->row + i] += f->block_sums[i];
 }
 
-static void forward_strip(forward_space *f, const ra_place *place, int64_t row, int64_t rows, int64_t first, int64_t last) {
-    strip t = {.f = f, .row = row, .width = padded(place->problem->head_dim), .scale = (float)place->problem->scale};
+/* Rows [row, row + STRIP) against the packed keys, of which column 0 is key `first`. */
+static void forward_strip(forward_space *f, const ra_problem *problem, int64_t row, int64_t first, int64_t last) {
+    strip t = {.f = f, .row = row, .width = padded(problem->head_dim), .end = last - first, .settled = true, .scale = (float)problem->scale};
     int64_t low = last, high = first;
-    for (int64_t r = row; r < ra_min(row + STRIP, rows); r++) {
+    for (int64_t r = row; r < row + STRIP; r++) {
+        t.settled &= f->m[r] > -INFINITY;
+        t.begin = ra_max(t.begin, f->begin[r] - first);
+        t.end = ra_min(t.end, f->end[r] - first);
         if (f->begin[r] >= f->end[r]) continue;
         low = ra_min(low, f->begin[r]);
         high = ra_max(high, f->end[r]);
@@ -284,7 +315,7 @@ static void forward_strip(forward_space *f, const ra_place *place, int64_t row, 
     low = ra_max(low, first) - first;
     high = ra_min(high, last) - first;
     if (low >= high) return;
-    t.from = low / 32 * 32;
+    t.from = low / KEYS * KEYS;
     t.to = padded(high);
     t.blocks = ra_ceil_div(t.to - t.from, KEYS);
     for (int64_t i = 0; i < block_columns(&t, 0) / STRIP; i++) score_piece(&t, 0, i);
@@ -301,18 +332,19 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
         ra_place_interval(place, r, &f->begin[i], &f->end[i]);
         f->m[i] = -INFINITY;
         f->l[i] = 0;
+        f->sums[i] = splat(0);
         if (step->single) continue;
         memcpy(f->acc + i * width, (const float *)step->acc.data + ra_place_at(place, &step->acc, r), (size_t)dim * sizeof(float));
         f->m[i] = ((const float *)step->m.data)[ra_place_at(place, &step->m, r)];
         f->l[i] = (double)((const float *)step->l.data)[ra_place_at(place, &step->l, r)];
     }
-    /* Rows that fill up the last strip: zeros, which meet every key and go nowhere. */
+    /* Rows that fill up the last strip: zeros, which meet what the last row meets and go nowhere. */
     memset(f->q + rows * width, 0, (size_t)((all - rows) * width) * 2);
     for (int64_t i = rows; i < all; i++) {
         f->m[i] = 0;
-        f->l[i] = 0;
-        f->begin[i] = INT64_MIN / 4;
-        f->end[i] = INT64_MAX / 4;
+        f->sums[i] = splat(0);
+        f->begin[i] = f->begin[rows - 1];
+        f->end[i] = f->end[rows - 1];
     }
 }
 
@@ -323,9 +355,15 @@ static void store_half_row(uint16_t *dst, const float *src, float factor, int64_
     for (; d < dim; d++) dst[d] = ra_f32_to_bf16(src[d] * factor);
 }
 
-static void store_rows(const forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end) {
+/* Writes rows [row, row + rows) of the tile that begins at `begin`. False, and nothing written, if they are not finite. */
+static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t row, int64_t rows) {
     const int64_t dim = place->problem->head_dim, width = padded(dim);
-    for (int64_t i = 0; i < end - begin; i++) {
+    bool finite = all_finite(f->acc + row * width, rows * width);
+    for (int64_t i = row; i < row + rows; i++) {
+        f->l[i] += (double)sum_of(f->sums[i]);
+        finite &= isfinite(f->l[i]) && f->m[i] < INFINITY;
+    }
+    for (int64_t i = row; finite && i < row + rows; i++) {
         const int64_t r = begin + i;
         const float *acc = f->acc + i * width;
         if (!step->single) {
@@ -340,51 +378,78 @@ static void store_rows(const forward_space *f, const ra_forward_step *step, cons
             ((float *)step->lse.data)[ra_place_at(place, &step->lse, r)] =
                 empty ? -INFINITY : (float)((double)f->m[i] + log(f->l[i]));
     }
+    return finite;
+}
+
+static void pack_values(forward_space *f, const ra_place *place, int64_t first, int64_t low, int64_t high) {
+    const int64_t width = padded(place->problem->head_dim);
+    for (int64_t c = first; c < high; c += 32) {
+        load_keys(f->rows, place, &place->item->k_view, c, low, high);
+        pack_across(f->k + (c - first) * width, f->rows, 32, width);
+        load_keys(f->rows, place, &place->item->v_view, c, low, high);
+        pack_along(f->v + (c - first) * width, f->rows, 32, width);
+    }
 }
 
 static void forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
     forward_space *f = scratch;
-    const int64_t width = padded(place->problem->head_dim), rows = end - begin;
-    const int64_t packed = PACKED / width / KEYS * KEYS;
+    const ra_problem *problem = place->problem;
+    const int64_t rows = end - begin, packed = PACKED / padded(problem->head_dim) / KEYS * KEYS;
+    forward_arrays(problem, scratch, f);
     load_queries(f, step, place, begin, end);
     int64_t low, high;
     ra_place_hull(place, begin, end, &low, &high);
     TILES_ON();
-    for (int64_t first = low; first < high; first += packed) {
-        const int64_t last = ra_min(first + packed, high), count = padded(last - first);
-        load_keys(f->rows, place, &place->item->k_view, first, last);
-        pack_across(f->k, f->rows, count, width);
-        load_keys(f->rows, place, &place->item->v_view, first, last);
-        pack_along(f->v, f->rows, count, width);
-        for (int64_t row = 0; row < rows; row += STRIP) forward_strip(f, place, row, rows, first, last);
+    /* Blocks begin at multiples of KEYS, whatever the tile: so a row's sums do not depend on the rows beside it. */
+    for (int64_t first = low / KEYS * KEYS; first < high; first += packed) {
+        const int64_t last = ra_min(first + packed, high);
+        pack_values(f, place, first, low, last);
+        for (int64_t row = 0; row < rows; row += STRIP) forward_strip(f, problem, row, first, last);
     }
     TILES_OFF();
-    bool finite = all_finite(f->acc, rows * width);
-    for (int64_t i = 0; i < rows; i++) finite &= isfinite(f->l[i]) && f->m[i] < INFINITY;
-    if (finite)
-        store_rows(f, step, place, begin, end);
-    else
-        ra_scalar_forward_tile(step, place, begin, end, scratch);
+    /* Strips, not tiles, are given up: which rows a tile holds depends on the number of workers. */
+    uint32_t bad = 0;
+    for (int64_t row = 0; row < rows; row += STRIP)
+        if (!store_rows(f, step, place, begin, row, ra_min(STRIP, rows - row))) bad |= 1u << row / STRIP;
+    for (int64_t row = 0; bad && row < rows; row += STRIP)
+        if (bad >> row / STRIP & 1) ra_scalar_forward_tile(step, place, begin + row, begin + ra_min(row + STRIP, rows), scratch);
 }
 
 /* ------------------------------------------------------------------------------------------------------- backward */
 
 typedef struct backward_space {
-    uint16_t rows[ROWS * MAX_DIM];
-    uint16_t q_across[ROWS * MAX_DIM], q_along[ROWS * MAX_DIM], dout_across[ROWS * MAX_DIM], dout_along[ROWS * MAX_DIM];
-    uint16_t k[COLUMNS * MAX_DIM], v[COLUMNS * MAX_DIM], k_turned[COLUMNS * MAX_DIM];
-    uint16_t ds_along[COLUMNS * ROWS];
-    float s[2][STRIP * FLOATS], dp[2][STRIP * FLOATS];     /* transposed: [key][row] */
-    uint16_t p[2][STRIP * HALVES], ds[2][STRIP * HALVES];  /* likewise */
-    float dk[COLUMNS * MAX_DIM], dv[COLUMNS * MAX_DIM], dq[MAX_DIM * FLOATS]; /* dq is transposed */
+    uint16_t *q_across, *q_along, *dout_across, *dout_along, *k, *v, *k_turned, *ds_along; /* backward_arrays */
+    float *dk, *dv, *dq;                                                                   /* likewise; dq is transposed */
+    uint16_t rows[32 * MAX_DIM], along[32 * MAX_DIM];
+    float s[2][STRIP * FLOATS], dp[2][STRIP * FLOATS];    /* transposed: [key][row] */
+    uint16_t p[2][STRIP * HALVES], ds[2][STRIP * HALVES]; /* likewise */
     float lse[ROWS], delta[ROWS];
     int32_t begin[ROWS], end[ROWS]; /* columns that a row meets */
 } backward_space;
+
+static int64_t backward_arrays(const ra_problem *problem, char *base, backward_space *f) {
+    const int64_t width = padded(problem->head_dim), rows = ra_cpu_tile_rows(problem, 32, ROWS), size = (int64_t)sizeof(float);
+    char *at = base;
+    ra_carve(&at, (int64_t)sizeof *f);
+    f->q_across = ra_carve(&at, rows * width * 2);
+    f->q_along = ra_carve(&at, rows * width * 2);
+    f->dout_across = ra_carve(&at, rows * width * 2);
+    f->dout_along = ra_carve(&at, rows * width * 2);
+    f->k = ra_carve(&at, COLUMNS * width * 2);
+    f->v = ra_carve(&at, COLUMNS * width * 2);
+    f->k_turned = ra_carve(&at, COLUMNS * width * 2);
+    f->ds_along = ra_carve(&at, COLUMNS * rows * 2);
+    f->dk = ra_carve(&at, COLUMNS * width * size);
+    f->dv = ra_carve(&at, COLUMNS * width * size);
+    f->dq = ra_carve(&at, width * FLOATS * size);
+    return at - base;
+}
 
 typedef struct chunk_job {
     backward_space *f;
     int64_t rows, width; /* both padded */
     int64_t chunks;
+    int64_t begin, end;  /* columns that every row meets */
     float scale;
 } chunk_job;
 
@@ -442,20 +507,11 @@ INLINE void chunk_pair(const chunk_job *t, int64_t chunk, int64_t pair, const bo
     }
 }
 
-static bool chunk_is_whole(const chunk_job *t, int64_t chunk) {
-    int32_t begin = INT32_MIN, end = INT32_MAX;
-    for (int64_t i = 0; i < t->rows; i++) {
-        begin = t->f->begin[i] > begin ? t->f->begin[i] : begin;
-        end = t->f->end[i] < end ? t->f->end[i] : end;
-    }
-    return begin <= chunk * STRIP && end >= (chunk + 1) * STRIP;
-}
-
 /* One turn: P and dS of `chunk`, while the tile unit computes the scores of the next and the gradients of the one before. */
 static void backward_chunk(const chunk_job *t, int64_t chunk) {
     const int64_t score_pieces = chunk + 1 < t->chunks ? 2 * (t->rows / 32) : 0, gradient_pieces = chunk > 0 ? 2 * (t->width / 32) : 0;
     const int64_t pieces = score_pieces + gradient_pieces;
-    const bool masked = !chunk_is_whole(t, chunk);
+    const bool masked = t->begin > chunk * STRIP || t->end < (chunk + 1) * STRIP;
     for (int64_t pair = 0, done = 0; pair < STRIP / 2; pair++) {
         for (; done * (STRIP / 2) < (pair + 1) * pieces; done++) {
             if (done < score_pieces)
@@ -493,14 +549,17 @@ static void load_gradients(backward_space *f, const ra_backward_step *step, cons
     }
     for (int pass = 0; pass < 2; pass++) {
         const ra_tensor *tensor = pass ? &step->dout : &step->q;
-        for (int64_t i = 0; i < all; i++) {
-            if (f->begin[i] < f->end[i])
-                load_half_row(f->rows + i * width, tensor->data, ra_place_at(place, tensor, begin + i), dim);
-            else
-                memset(f->rows + i * width, 0, (size_t)width * 2);
+        for (int64_t i = 0; i < all; i += 32) {
+            for (int64_t j = i; j < i + 32; j++) {
+                uint16_t *row = f->rows + (j - i) * width;
+                if (f->begin[j] < f->end[j])
+                    load_half_row(row, tensor->data, ra_place_at(place, tensor, begin + j), dim);
+                else
+                    zero_half_row(row, width);
+            }
+            pack_across((pass ? f->dout_across : f->q_across) + i * width, f->rows, 32, width);
+            pack_along((pass ? f->dout_along : f->q_along) + i * width, f->rows, 32, width);
         }
-        pack_across(pass ? f->dout_across : f->q_across, f->rows, all, width);
-        pack_along(pass ? f->dout_along : f->q_along, f->rows, all, width);
     }
 }
 
@@ -531,12 +590,19 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
     backward_space *f = scratch;
     const ra_problem *problem = place->problem;
     const int64_t width = padded(problem->head_dim), keys = padded(last - first);
-    const chunk_job t = {.f = f, .rows = padded(end - begin), .width = width, .chunks = keys / STRIP, .scale = (float)problem->scale};
+    chunk_job t = {.f = f, .rows = padded(end - begin), .width = width, .chunks = keys / STRIP, .end = keys, .scale = (float)problem->scale};
+    backward_arrays(problem, scratch, f);
     load_gradients(f, step, place, begin, end, first, last);
-    load_keys(f->v, place, &place->item->v_view, first, last);
-    load_keys(f->k, place, &place->item->k_view, first, last);
-    pack_along(f->ds_along, f->k, keys, width); /* room that is free until the first chunk */
-    pack_turned(f->k_turned, f->ds_along, keys, width);
+    for (int64_t i = 0; i < t.rows; i++) {
+        t.begin = ra_max(t.begin, f->begin[i]);
+        t.end = ra_min(t.end, f->end[i]);
+    }
+    for (int64_t c = 0; c < t.chunks; c++) {
+        load_keys(f->v + c * 32 * width, place, &place->item->v_view, first + c * 32, first, last);
+        load_keys(f->k + c * 32 * width, place, &place->item->k_view, first + c * 32, first, last);
+        pack_along(f->along, f->k + c * 32 * width, 32, width);
+        pack_turned(f->k_turned, f->along, c, t.chunks, width);
+    }
     TILES_ON();
     for (int64_t i = 0; i < 2 * (t.rows / 32); i++) chunk_scores(&t, 0, i);
     for (int64_t chunk = 0; chunk < t.chunks; chunk++) backward_chunk(&t, chunk);
@@ -563,17 +629,19 @@ static bool left_to_avx512(const ra_problem *problem) {
 
 int64_t ra_amx_forward_scratch(const ra_problem *problem, int workers) {
     if (left_to_avx512(problem)) return ra_avx512_forward_scratch(problem, workers);
-    return workers * ra_round_up(ra_max((int64_t)sizeof(forward_space), ra_scalar_forward_scratch(problem, 1)), 64);
+    forward_space space;
+    return workers * ra_max(forward_arrays(problem, NULL, &space), ra_scalar_forward_scratch(problem, 1));
 }
 
 int64_t ra_amx_backward_scratch(const ra_problem *problem, int workers) {
     if (left_to_avx512(problem)) return ra_avx512_backward_scratch(problem, workers);
-    return workers * ra_round_up(ra_max((int64_t)sizeof(backward_space), ra_scalar_backward_scratch(problem, 1)), 64);
+    backward_space space;
+    return workers * ra_max(backward_arrays(problem, NULL, &space), ra_scalar_backward_scratch(problem, 1));
 }
 
 ra_status ra_amx_forward(const ra_forward_step *step) {
     if (left_to_avx512(step->problem)) return ra_avx512_forward(step);
-    return ra_cpu_forward(step, forward_tile, QUERIES, ra_amx_forward_scratch(step->problem, 1));
+    return ra_cpu_forward(step, forward_tile, STRIP, QUERIES, ra_amx_forward_scratch(step->problem, 1));
 }
 
 ra_status ra_amx_backward(const ra_backward_step *step) {

@@ -20,7 +20,7 @@
  * with the strips of P and dS read as columns, dV += P^T dO and dK += dS^T Q for the keys. Five products on one micro kernel.
  *
  * Masked scores are replaced, never multiplied; but a weight of 0 times a NaN in a masked row of V is a NaN. A result that is not
- * finite is therefore thrown away, and the tile computed by the scalar kernel, which touches no masked row at all.
+ * finite is therefore thrown away, and the strip (backward: the tile) computed by the scalar kernel, which touches no masked row.
  */
 #include <math.h>
 #include <string.h>
@@ -35,10 +35,12 @@ enum {
     TILE_ROWS = 6,
     PANEL = COLUMNS * LANES, /* keys (or dimensions) of a register tile */
     STRIP = 48,              /* rows whose scores are held at a time */
-    KEYS = 128,              /* of a block */
-    QUERIES = 240,           /* rows of a tile: what one packing of K and V serves */
+    KEYS = 128,              /* of a block, forward */
+    QUERIES = 480,           /* rows of a tile at most: what one packing of K and V serves */
+    BACK_KEYS = 256,         /* of a tile, backward */
+    BACK_ROWS = 240,
     PART = 64,               /* of the head dimension, in a sum */
-    SCORES = KEYS + 16,      /* stride of a strip; the tail is for register tiles that stick out */
+    SCORES = BACK_KEYS + 16, /* stride of a strip; the tail is for register tiles that stick out */
 };
 
 static int64_t padded(int64_t count) { return ra_round_up(count, LANES); }
@@ -129,12 +131,14 @@ INLINE void load_row(float *restrict dst, const void *data, ra_dtype dtype, int6
     for (; d < padded(dim); d++) dst[d] = 0;
 }
 
-/* Keys [first, last) of a view as rows, padded with rows of zeros to whole vectors of keys. */
-static void pack_rows(float *rows, const ra_place *place, const ra_tensor *view, int64_t first, int64_t last) {
-    const int64_t dim = place->problem->head_dim, width = padded(dim), count = last - first;
-    for (int64_t c = 0; c < count; c++)
-        load_row(rows + c * width, view->data, place->problem->dtype, ra_place_key_at(place, view, first + c), dim);
-    memset(rows + count * width, 0, (size_t)((padded(count) - count) * width) * sizeof(float));
+/* Keys [low, last) of a view as rows, of which the first belongs to key `first` <= low: rows of zeros before low, and after last up to
+ * whole vectors of keys. */
+static void pack_rows(float *rows, const ra_place *place, const ra_tensor *view, int64_t first, int64_t low, int64_t last) {
+    const int64_t dim = place->problem->head_dim, width = padded(dim);
+    memset(rows, 0, (size_t)((low - first) * width) * sizeof(float));
+    for (int64_t c = low; c < last; c++)
+        load_row(rows + (c - first) * width, view->data, place->problem->dtype, ra_place_key_at(place, view, c), dim);
+    memset(rows + (last - first) * width, 0, (size_t)((padded(last - first) - (last - first)) * width) * sizeof(float));
 }
 
 /* Rows to key panels. The panels have `dim` rows, rounded up to LANES rows in the last panel only: what sticks out of a panel is
@@ -156,7 +160,7 @@ typedef struct span_of_keys {
 
 /* begins and ends: the rows' intervals, which move up from row to row, but for rows that are empty on purpose. */
 static span_of_keys keys_of(const int64_t *begins, const int64_t *ends, int64_t rows, int64_t first, int64_t last) {
-    span_of_keys k = {.begin = last, .end = first, .whole = true};
+    span_of_keys k = {.begin = last, .end = first};
     for (int64_t i = 0; i < rows; i++) {
         if (ends[i] <= begins[i]) continue;
         k.begin = ra_min(k.begin, begins[i]);
@@ -166,6 +170,7 @@ static span_of_keys keys_of(const int64_t *begins, const int64_t *ends, int64_t 
     k.end = ra_min(k.end, last) - first;
     k.from = k.begin / PANEL * PANEL;
     k.to = padded(k.end);
+    k.whole = k.to <= last - first;
     for (int64_t i = 0; i < rows; i++) k.whole &= begins[i] <= first + k.from && ends[i] >= first + k.to;
     return k;
 }
@@ -176,22 +181,25 @@ enum { TOO_LARGE = 60 }; /* a block's sum of weights beyond 2^60 asks for a new 
 
 typedef struct forward_space {
     float *panels, *values, *key_rows, *q, *acc; /* as long as the head dimension asks for: forward_arrays */
+    vec *sums;                                   /* of the weights of each row, by lanes: reduced once, at the end */
     float s[STRIP * SCORES];
+    vec block_sums[STRIP];
     float m[QUERIES];
-    double l[QUERIES];
+    double l[QUERIES]; /* what the sums do not hold: the state that came in */
     int64_t begin[QUERIES], end[QUERIES];
 } forward_space;
 
 /* Lays the arrays out behind the space itself; with base NULL only tells how long all of it is. */
-static int64_t forward_arrays(int64_t dim, char *base, forward_space *f) {
-    const int64_t row = padded(dim) * (int64_t)sizeof(float);
+static int64_t forward_arrays(const ra_problem *problem, char *base, forward_space *f) {
+    const int64_t row = padded(problem->head_dim) * (int64_t)sizeof(float), rows = ra_cpu_tile_rows(problem, STRIP, QUERIES);
     char *at = base;
     ra_carve(&at, (int64_t)sizeof *f);
     f->panels = ra_carve(&at, (KEYS + PANEL) * row + PANEL * LANES * (int64_t)sizeof(float));
     f->values = ra_carve(&at, (KEYS + TILE_ROWS) * row);
     f->key_rows = ra_carve(&at, (KEYS + TILE_ROWS) * row);
-    f->q = ra_carve(&at, (QUERIES + TILE_ROWS) * row);
-    f->acc = ra_carve(&at, (QUERIES + TILE_ROWS) * row);
+    f->q = ra_carve(&at, rows * row);
+    f->acc = ra_carve(&at, rows * row);
+    f->sums = ra_carve(&at, rows * (int64_t)sizeof(vec));
     return at - base;
 }
 
@@ -204,14 +212,15 @@ static void renew_maxima(forward_space *f, int64_t row, int64_t rows, const span
         if (!(max > old + 8)) continue; /* also when there is no score but -inf */
         const float shrink = expf(old - max);
         for (int64_t d = 0; d < width; d++) f->acc[(row + i) * width + d] *= shrink;
+        f->sums[row + i] *= splat(shrink);
         f->l[row + i] *= (double)shrink;
         f->m[row + i] = max;
     }
 }
 
-/* s = exp(s * scale - m) in place. False if a row's sum is too large (or is no number); sums are added only if all are right. */
-static bool weigh(forward_space *f, int64_t row, int64_t rows, const span_of_keys *k, float scale, float *sums) {
-    bool right = true;
+/* s = exp(s * scale - m) in place, with the sums by lanes. False if a sum is too large, or is no number. */
+static bool weigh(forward_space *f, int64_t row, int64_t rows, const span_of_keys *k, float scale) {
+    vec total = splat(0);
     for (int64_t i = 0; i < rows; i++) {
         const float m = f->m[row + i];
         const vec base = splat(m == -INFINITY ? 0 : m), factor = splat(scale);
@@ -230,10 +239,10 @@ static bool weigh(forward_space *f, int64_t row, int64_t rows, const span_of_key
             store(s + c, p);
             sum0 += p;
         }
-        sums[i] = sum_of(sum0 + sum1);
-        right &= sums[i] < (float)(1LL << TOO_LARGE);
+        f->block_sums[i] = sum0 + sum1;
+        total += f->block_sums[i];
     }
-    return right;
+    return sum_of(total) < (float)(1LL << TOO_LARGE);
 }
 
 /* Strip of rows [row, row + rows) against the packed block of keys [first, last). */
@@ -244,17 +253,16 @@ static void forward_strip(forward_space *f, const ra_problem *problem, int64_t r
     if (k.begin >= k.end) return;
     bool renew = false;
     for (int64_t i = 0; i < rows; i++) renew |= f->m[row + i] == -INFINITY;
-    float sums[STRIP];
     for (bool right = false; !right;) {
         scores(rows, k.to - k.from, dim, f->q + row * width, f->panels + k.from * dim, f->s + k.from);
         if (!k.whole)
             for (int64_t i = 0; i < rows; i++)
                 mask_row(f->s + i * SCORES, f->begin[row + i], f->end[row + i], first, k.from, k.to, -INFINITY);
         if (renew) renew_maxima(f, row, rows, &k, scale, width);
-        right = weigh(f, row, rows, &k, scale, sums) || renew;
+        right = weigh(f, row, rows, &k, scale) || renew;
         renew = true;
     }
-    for (int64_t i = 0; i < rows; i++) f->l[row + i] += (double)sums[i];
+    for (int64_t i = 0; i < rows; i++) f->sums[row + i] += f->block_sums[i];
     combine(rows, dim, k.end - k.begin, f->s + k.begin, f->values + k.begin * width, f->acc + row * width);
 }
 
@@ -266,6 +274,7 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
         ra_place_interval(place, r, &f->begin[i], &f->end[i]);
         f->m[i] = -INFINITY;
         f->l[i] = 0;
+        f->sums[i] = splat(0);
         if (step->single) {
             memset(f->acc + i * width, 0, (size_t)width * sizeof(float));
         } else {
@@ -280,10 +289,16 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
     memset(f->acc + rows * width, 0, rest);
 }
 
-static void store_rows(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end) {
+/* Writes rows [row, row + rows) of the tile that begins at `begin`. False, and nothing written, if they are not finite. */
+static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t row, int64_t rows) {
     const ra_dtype dtype = place->problem->dtype;
     const int64_t dim = place->problem->head_dim, width = padded(dim);
-    for (int64_t i = 0; i < end - begin; i++) {
+    bool finite = all_finite(f->acc + row * width, rows * width);
+    for (int64_t i = row; i < row + rows; i++) {
+        f->l[i] += (double)sum_of(f->sums[i]);
+        finite &= isfinite(f->l[i]) && f->m[i] < INFINITY;
+    }
+    for (int64_t i = row; finite && i < row + rows; i++) {
         const int64_t r = begin + i;
         float *acc = f->acc + i * width;
         if (!step->single) {
@@ -300,29 +315,31 @@ static void store_rows(forward_space *f, const ra_forward_step *step, const ra_p
             ((float *)step->lse.data)[ra_place_at(place, &step->lse, r)] =
                 empty ? -INFINITY : (float)((double)f->m[i] + log(f->l[i]));
     }
+    return finite;
 }
 
 static void forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
     forward_space *f = scratch;
     const int64_t dim = place->problem->head_dim, rows = end - begin;
-    forward_arrays(dim, scratch, f);
+    forward_arrays(place->problem, scratch, f);
     load_queries(f, step, place, begin, end);
     int64_t low, high;
     ra_place_hull(place, begin, end, &low, &high);
-    for (int64_t first = low; first < high; first += KEYS) {
+    /* Blocks begin at multiples of KEYS, whatever the tile: so a row's sums do not depend on the rows beside it. */
+    for (int64_t first = low / KEYS * KEYS; first < high; first += KEYS) {
         const int64_t last = ra_min(first + KEYS, high);
-        pack_rows(f->key_rows, place, &place->item->k_view, first, last);
+        pack_rows(f->key_rows, place, &place->item->k_view, first, ra_max(first, low), last);
         pack_panels(f->panels, f->key_rows, dim, last - first);
-        pack_rows(f->values, place, &place->item->v_view, first, last);
+        pack_rows(f->values, place, &place->item->v_view, first, ra_max(first, low), last);
         for (int64_t row = 0; row < rows; row += STRIP)
             forward_strip(f, place->problem, row, ra_min(STRIP, rows - row), first, last);
     }
-    bool finite = all_finite(f->acc, rows * padded(dim));
-    for (int64_t i = 0; i < rows; i++) finite &= isfinite(f->l[i]) && f->m[i] < INFINITY;
-    if (finite)
-        store_rows(f, step, place, begin, end);
-    else
-        ra_scalar_forward_tile(step, place, begin, end, scratch);
+    /* Strips, not tiles, are given up: which rows a tile holds depends on the number of workers. */
+    uint32_t bad = 0;
+    for (int64_t row = 0; row < rows; row += STRIP)
+        if (!store_rows(f, step, place, begin, row, ra_min(STRIP, rows - row))) bad |= 1u << row / STRIP;
+    for (int64_t row = 0; bad && row < rows; row += STRIP)
+        if (bad >> row / STRIP & 1) ra_scalar_forward_tile(step, place, begin + row, begin + ra_min(row + STRIP, rows), scratch);
 }
 
 /* ------------------------------------------------------------------------------------------------------- backward */
@@ -330,22 +347,23 @@ static void forward_tile(const ra_forward_step *step, const ra_place *place, int
 typedef struct backward_space {
     float *key_panels, *value_panels, *keys, *dk, *dv, *q, *dout, *dq; /* backward_arrays */
     float p[STRIP * SCORES], ds[STRIP * SCORES];
-    float lse[QUERIES], delta[QUERIES];
-    int64_t begin[QUERIES], end[QUERIES];
+    float lse[BACK_ROWS], delta[BACK_ROWS];
+    int64_t begin[BACK_ROWS], end[BACK_ROWS];
 } backward_space;
 
-static int64_t backward_arrays(int64_t dim, char *base, backward_space *f) {
-    const int64_t row = padded(dim) * (int64_t)sizeof(float), panels = (KEYS + PANEL) * row + PANEL * LANES * (int64_t)sizeof(float);
+static int64_t backward_arrays(const ra_problem *problem, char *base, backward_space *f) {
+    const int64_t row = padded(problem->head_dim) * (int64_t)sizeof(float), rows = ra_cpu_tile_rows(problem, TILE_ROWS, BACK_ROWS);
+    const int64_t panels = (BACK_KEYS + PANEL) * row + PANEL * LANES * (int64_t)sizeof(float);
     char *at = base;
     ra_carve(&at, (int64_t)sizeof *f);
     f->key_panels = ra_carve(&at, panels);
     f->value_panels = ra_carve(&at, panels);
-    f->keys = ra_carve(&at, (KEYS + TILE_ROWS) * row);
-    f->dk = ra_carve(&at, (KEYS + TILE_ROWS) * row);
-    f->dv = ra_carve(&at, (KEYS + TILE_ROWS) * row);
-    f->q = ra_carve(&at, (QUERIES + TILE_ROWS) * row);
-    f->dout = ra_carve(&at, (QUERIES + TILE_ROWS) * row);
-    f->dq = ra_carve(&at, (QUERIES + TILE_ROWS) * row);
+    f->keys = ra_carve(&at, (BACK_KEYS + TILE_ROWS) * row);
+    f->dk = ra_carve(&at, (BACK_KEYS + TILE_ROWS) * row);
+    f->dv = ra_carve(&at, (BACK_KEYS + TILE_ROWS) * row);
+    f->q = ra_carve(&at, rows * row);
+    f->dout = ra_carve(&at, rows * row);
+    f->dq = ra_carve(&at, rows * row);
     return at - base;
 }
 
@@ -401,11 +419,11 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
     backward_space *f = scratch;
     const ra_item *item = place->item;
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, keys = last - first;
-    backward_arrays(dim, scratch, f);
+    backward_arrays(place->problem, scratch, f);
     load_gradients(f, step, place, begin, end);
-    pack_rows(f->keys, place, &item->v_view, first, last);
+    pack_rows(f->keys, place, &item->v_view, first, first, last);
     pack_panels(f->value_panels, f->keys, dim, keys);
-    pack_rows(f->keys, place, &item->k_view, first, last);
+    pack_rows(f->keys, place, &item->k_view, first, first, last);
     pack_panels(f->key_panels, f->keys, dim, keys);
     memset(f->dk, 0, (size_t)((keys + TILE_ROWS) * width) * sizeof(float));
     memset(f->dv, 0, (size_t)((keys + TILE_ROWS) * width) * sizeof(float));
@@ -442,21 +460,21 @@ static bool left_to_scalar(const ra_problem *problem) {
 int64_t FAMILY(forward_scratch)(const ra_problem *problem, int workers) {
     if (left_to_scalar(problem)) return ra_scalar_forward_scratch(problem, workers);
     forward_space space;
-    return workers * ra_max(forward_arrays(problem->head_dim, NULL, &space), ra_scalar_forward_scratch(problem, 1));
+    return workers * ra_max(forward_arrays(problem, NULL, &space), ra_scalar_forward_scratch(problem, 1));
 }
 
 int64_t FAMILY(backward_scratch)(const ra_problem *problem, int workers) {
     if (left_to_scalar(problem)) return ra_scalar_backward_scratch(problem, workers);
     backward_space space;
-    return workers * ra_max(backward_arrays(problem->head_dim, NULL, &space), ra_scalar_backward_scratch(problem, 1));
+    return workers * ra_max(backward_arrays(problem, NULL, &space), ra_scalar_backward_scratch(problem, 1));
 }
 
 ra_status FAMILY(forward)(const ra_forward_step *step) {
     if (left_to_scalar(step->problem)) return ra_scalar_forward(step);
-    return ra_cpu_forward(step, forward_tile, QUERIES, FAMILY(forward_scratch)(step->problem, 1));
+    return ra_cpu_forward(step, forward_tile, STRIP, QUERIES, FAMILY(forward_scratch)(step->problem, 1));
 }
 
 ra_status FAMILY(backward)(const ra_backward_step *step) {
     if (left_to_scalar(step->problem)) return ra_scalar_backward(step);
-    return ra_cpu_backward(step, backward_tile, QUERIES, KEYS, FAMILY(backward_scratch)(step->problem, 1));
+    return ra_cpu_backward(step, backward_tile, BACK_ROWS, BACK_KEYS, FAMILY(backward_scratch)(step->problem, 1));
 }

@@ -107,13 +107,23 @@ static void forward_task(void *arg, int64_t index, int worker) {
     wave->tile(wave->step, &place, begin, end, (char *)wave->step->scratch + worker * wave->scratch);
 }
 
-ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int64_t rows, int64_t scratch) {
+/* The more rows of a tile, the more use one packing of its keys is; but every worker should get several tiles. */
+static int64_t rows_of_tile(const ra_forward_step *step, const ra_item *items, int64_t count, int64_t unit, int64_t most) {
+    int64_t all = 0;
+    for (int64_t i = 0; i < count; i++)
+        all = ra_sat_add(all, ra_sat_mul(place_count(step->problem, &items[i]),
+                                         items[i].q.count * (step->problem->heads / step->problem->kv_heads)));
+    const int64_t share = ra_ceil_div(all, 8 * (int64_t)ra_workers_count(step->workers));
+    return ra_min(ra_max(1, ra_ceil_div(share, unit)) * unit, ra_cpu_tile_rows(step->problem, unit, most));
+}
+
+ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int64_t unit, int64_t most, int64_t scratch) {
     for (int64_t begin = 0, end; begin < step->item_count; begin = end) {
         /* In a single step no row is met twice at all. */
         end = step->single ? step->item_count : wave_end(step->items, begin, step->item_count, false);
-        forward_wave wave = {step, step->items + begin, tile, rows, scratch};
+        forward_wave wave = {step, step->items + begin, tile, rows_of_tile(step, step->items + begin, end - begin, unit, most), scratch};
         int64_t tiles = 0;
-        for (int64_t i = begin; i < end; i++) tiles += forward_tiles(step->problem, &step->items[i], rows);
+        for (int64_t i = begin; i < end; i++) tiles += forward_tiles(step->problem, &step->items[i], wave.rows);
         ra_workers_run(step->workers, tiles, forward_task, &wave, step->poll, step->poll_arg);
     }
     return RA_OK;

@@ -34,9 +34,16 @@ typedef void ra_forward_tile(const ra_forward_step *step, const ra_place *place,
 typedef void ra_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t key_begin,
                               int64_t key_end, void *scratch);
 
-/* Tile sizes travel beside the tile functions. scratch: bytes of a worker. */
-ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int64_t rows, int64_t scratch);
+/* Tile sizes travel beside the tile functions. scratch: bytes of a worker. A forward tile has `most` rows, or fewer, a multiple of
+ * `unit`, when there is too little work for all workers; results must not depend on that. */
+ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int64_t unit, int64_t most, int64_t scratch);
 ra_status ra_cpu_backward(const ra_backward_step *step, ra_backward_tile *tile, int64_t rows, int64_t keys, int64_t scratch);
+
+/* Rows of the largest forward tile that a problem can have. */
+static inline int64_t ra_cpu_tile_rows(const ra_problem *problem, int64_t unit, int64_t most) {
+    const int64_t rows = ra_sat_mul(problem->rows_q, problem->heads / problem->kv_heads);
+    return rows < most ? ra_max(1, ra_ceil_div(rows, unit)) * unit : most;
+}
 
 /* The head of row r, its query's row in q and its position. */
 static inline int64_t ra_place_head(const ra_place *p, int64_t r) { return p->head + r % p->group; }
