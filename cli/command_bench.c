@@ -41,6 +41,7 @@ static void print_common(const settings *s, const ra_attention_desc *desc, int r
     printf("[%lld, %lld, %lld, %lld] %s, %s pairs, kernel %s, %d thread%s a rank\n", (long long)desc->batch,
            (long long)desc->seq_q, (long long)desc->heads, (long long)desc->head_dim, ra_dtype_name(desc->dtype),
            show_count(pairs), m->kernel, m->threads, m->threads == 1 ? "" : "s");
+    if (m->path[0]) printf("path %s of the device\n", m->path);
     printf("ring of %d, %s", ranks, option_word(OPT_LAYOUT, 1 + (int)desc->layout));
     printf(", %s (%s)\n", option_word(OPT_SCHEDULE, (int)m->schedule), m->reason);
     if (s->given[OPT_RANK]) printf("rank %lld alone, its peers generated\n", (long long)s->rank);
@@ -49,6 +50,11 @@ static void print_common(const settings *s, const ra_attention_desc *desc, int r
     if (s->pass != PASS_FWD) print_pass("backward", &m->backward, flops(pairs, desc, 10));
     printf("\nmemory of a rank: %s measured, %s planned, of which workspace %s\n", show_bytes((double)m->peak_bytes),
            show_bytes((double)m->planned_bytes), show_bytes((double)m->workspace_bytes));
+}
+
+/* Which of a device's kernels ran. */
+static void add_path(const measurement *m, json_t *o) {
+    if (m->path[0]) json_object_set_new(o, "path", json_string(m->path));
 }
 
 static void add_passes(const settings *s, const ra_attention_desc *desc, const measurement *m, double pairs, json_t *o) {
@@ -65,6 +71,7 @@ static ra_status bench_ring(const settings *s, const ra_attention_desc *desc, in
         json_t *o = common_json(s, desc, ranks, &m);
         json_object_set_new(o, "holes", json_number(totals.hole_share));
         json_object_set_new(o, "pairs", json_integer(totals.pairs));
+        add_path(&m, o);
         add_passes(s, desc, &m, (double)totals.pairs, o);
         return print_json(s, o);
     }

@@ -4,6 +4,7 @@
 #include "cli.h"
 #include "core/dtype.h"
 #include "core/workers.h"
+#include "ringattn_cuda.h"
 #include "ringattn_mpi.h"
 
 static const char *const mpis[] = {"openmpi", "mpich"};
@@ -31,9 +32,15 @@ static ra_status report_json(const settings *s, const char *dtype) {
                                              found ? "version" : "reason", text));
     }
     if (any) json_array_append_new(transports, json_string("mpi"));
-    return print_json(s, json_pack("{s:s, s:s, s:i, s:s, s:o, s:[], s:o, s:o, s:s}", "version", ra_version(), "cpu_features",
+    ra_cuda_device gpu;
+    json_t *gpus = json_array();
+    if (ra_cuda_probe(&gpu) == RA_OK)
+        json_array_append_new(gpus, json_pack("{s:s, s:i, s:i, s:i, s:I}", "name", gpu.name, "major", (int)gpu.major, "minor",
+                                              (int)gpu.minor, "processors", (int)gpu.processors, "memory_bytes",
+                                              (json_int_t)gpu.memory));
+    return print_json(s, json_pack("{s:s, s:s, s:i, s:s, s:o, s:o, s:o, s:o, s:s}", "version", ra_version(), "cpu_features",
                                    ra_cpu_features(), "cores", ra_usable_cores(), "kernel", chosen_kernel(), "kernels", kernels,
-                                   "gpus", "transports", transports, "mpi", mpi, "recommended_dtype", dtype));
+                                   "gpus", gpus, "transports", transports, "mpi", mpi, "recommended_dtype", dtype));
 }
 
 ra_status command_info(const settings *s, bool *check_failed) {
@@ -45,7 +52,11 @@ ra_status command_info(const settings *s, bool *check_failed) {
     printf("CPU features      %s (%d cores to use)\n", ra_cpu_features(), ra_usable_cores());
     printf("kernel            %s\n", chosen_kernel());
     for (int i = 0; ra_kernel_list(i, &k); i++) printf("  %-15s %s\n", k.name, k.available ? "available" : k.reason);
-    printf("GPUs              none (this build has no CUDA kernels)\n");
+    ra_cuda_device gpu;
+    if (ra_cuda_probe(&gpu) == RA_OK)
+        printf("GPUs              %s, compute capability %d.%d, %s\n", gpu.name, gpu.major, gpu.minor,
+               show_bytes((double)gpu.memory));
+    else printf("GPUs              none: %s\n", ra_last_error());
     printf("transports        self, threads; mpi by\n");
     for (int i = 0; i < MPI_COUNT; i++) {
         char text[256];

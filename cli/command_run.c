@@ -46,7 +46,8 @@ static void choose_placement(job *j, int ranks) {
     for (int id = 0; id < TENSOR_COUNT; id++) {
         const file_tensor *f = &j->files.tensors[id];
         bool shared = desc->query_placement == RA_REPLICATED && ranks > 1 && tensor_has_queries((tensor_id)id) && f->output;
-        j->placed[id] = f->used && one_progression && !shared && f->array.dtype == tensor_dtype(desc, (tensor_id)id) &&
+        j->placed[id] = f->used && desc->device == RA_DEVICE_CPU && one_progression && !shared &&
+                        f->array.dtype == tensor_dtype(desc, (tensor_id)id) &&
                         f->array.offset % (int64_t)ra_dtype_size(f->array.dtype) == 0;
     }
 }
@@ -105,14 +106,14 @@ static ra_status attach(job *j, shard *s, tensor_id id) {
     const file_tensor *f = &j->files.tensors[id];
     if (j->placed[id] && shard_place(s, id, f->data)) return RA_OK;
     RA_TRY(shard_alloc(s, id));
-    if (f->used && !f->output) shard_load(s, id, f->data, f->array.dtype);
-    return RA_OK;
+    return f->used && !f->output ? shard_load(s, id, f->data, f->array.dtype) : RA_OK;
 }
 
-static void store(const job *j, const shard *s, tensor_id id) {
+static ra_status store(const job *j, const shard *s, tensor_id id) {
     const file_tensor *f = &j->files.tensors[id];
     bool copy_of_rank_0 = desc_of(j)->query_placement == RA_REPLICATED && tensor_has_queries(id) && s->rank != 0;
-    if (f->used && f->output && s->t[id].buffer && !copy_of_rank_0) shard_store(s, id, f->data, f->array.dtype);
+    bool wanted = f->used && f->output && s->t[id].buffer && !copy_of_rank_0;
+    return wanted ? shard_store(s, id, f->data, f->array.dtype) : RA_OK;
 }
 
 static ra_status compute(job *j, rank_job *rank, ra_plan *plan, shard *s) {
@@ -128,6 +129,7 @@ static ra_status compute(job *j, rank_job *rank, ra_plan *plan, shard *s) {
     if (j->backward) {
         ra_backward_args backward = shard_backward_args(s);
         RA_TRY(ra_backward(plan, &backward));
+        RA_TRY(shard_wait(s));
         RA_TRY(ra_stats(plan, &stats));
         result->bytes_sent += stats.bytes_sent;
         result->wait += stats.wait_seconds;
@@ -137,7 +139,7 @@ static ra_status compute(job *j, rank_job *rank, ra_plan *plan, shard *s) {
     result->schedule = ra_plan_schedule(plan);
     result->bucket = ra_plan_bucket(plan);
     snprintf(result->kernel, sizeof result->kernel, "%s", ra_plan_kernel(plan));
-    for (int id = 0; id < TENSOR_COUNT; id++) store(j, s, (tensor_id)id);
+    for (int id = 0; id < TENSOR_COUNT; id++) RA_TRY(store(j, s, (tensor_id)id));
     return RA_OK;
 }
 

@@ -10,6 +10,7 @@
 #include "core/status.h"
 #include "ringattn_cuda.h"
 #include "core/workers.h"
+#include "ringattn_cuda.h"
 
 /* ---------------------------------------------------------------------------------------------------------- --like */
 
@@ -166,8 +167,10 @@ static void set_options(const settings *s, int ranks, ra_attention_desc *desc) {
         desc->kernel = kernel;
     }
     desc->threads = (int32_t)(s->threads ? s->threads : ra_max(1, ra_usable_cores() / ranks));
-    desc->device = s->device == DEVICE_CUDA ? RA_DEVICE_CUDA : RA_DEVICE_CPU; /* auto: files and generated data lie in this memory */
+    desc->device =
+        s->device == DEVICE_CUDA ? RA_DEVICE_CUDA : RA_DEVICE_CPU; /* auto: files and generated data lie in this memory */
     desc->checksum = s->checksum;
+    desc->device = s->device == DEVICE_CUDA ? RA_DEVICE_CUDA : RA_DEVICE_CPU;
 }
 
 ra_status describe(const settings *s, int64_t seq, int ranks, description *d) {

@@ -9,6 +9,7 @@
 #include "core/status.h"
 #include "device.h"
 #include "group.h"
+#include "ringattn_cuda.h"
 #include "shard.h"
 
 typedef struct sample {
@@ -42,6 +43,7 @@ static ra_status call_backward(ra_plan *plan, const shard *s, sample *result) {
     ra_stats_data stats = {.struct_size = sizeof stats};
     double start = now();
     RA_TRY(ra_backward(plan, &args));
+    RA_TRY(shard_wait(s));
     double seconds = now() - start;
     RA_TRY(ra_stats(plan, &stats));
     *result = (sample){seconds, stats.wait_seconds, stats.bytes_sent};
@@ -65,6 +67,7 @@ void measure_choices(ra_plan *plan, int threads, measurement *m) {
     m->schedule = ra_plan_schedule(plan);
     m->bucket = ra_plan_bucket(plan);
     m->threads = threads;
+    snprintf(m->path, sizeof m->path, "%s", ra_cuda_last_path());
 }
 
 static ra_status rank_body(rank_job *rank) {
@@ -74,7 +77,7 @@ static ra_status rank_body(rank_job *rank) {
     ra_stats_data stats = {.struct_size = sizeof stats};
     RA_TRY(shard_init(j->desc, rank->rank, rank->ranks, &s));
     ra_status status = shard_alloc_all(&s, j->backward);
-    if (status == RA_OK) shard_generate(&s, j->s->seed);
+    if (status == RA_OK) status = shard_generate(&s, j->s->seed);
     if (status == RA_OK) status = ra_plan_create(rank->comm, j->desc, &plan);
     if (status == RA_OK) status = repeat_calls(j, rank, plan, &s);
     if (status == RA_OK) status = ra_comm_stats(rank->comm, &stats);

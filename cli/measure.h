@@ -15,6 +15,7 @@ typedef struct measurement {
     int64_t planned_bytes; /* the same by the plan */
     int64_t workspace_bytes;
     char kernel[16];
+    char path[16]; /* CUDA: which of its kernels ran */
     char reason[160];
     ra_schedule schedule;
     int64_t bucket;

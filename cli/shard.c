@@ -6,6 +6,7 @@
 #include "core/dtype.h"
 #include "core/size.h"
 #include "core/status.h"
+#include "ringattn_cuda.h"
 
 bool tensor_has_queries(tensor_id id) { return id == T_Q || id == T_OUT || id == T_LSE || id == T_DOUT || id == T_DQ; }
 
@@ -21,6 +22,8 @@ int64_t tensor_heads(const ra_attention_desc *desc, tensor_id id) {
 int64_t tensor_rows(const ra_attention_desc *desc, tensor_id id) { return tensor_has_queries(id) ? desc->seq_q : desc->seq_k; }
 
 static const ra_shard *rows_of(const shard *s, tensor_id id) { return tensor_has_queries(id) ? &s->queries : &s->keys; }
+
+static bool on_device(const shard *s) { return s->desc->device == RA_DEVICE_CUDA; }
 
 /* ------------------------------------------------------------------------------------------------------------ memory */
 
@@ -38,7 +41,8 @@ ra_status shard_alloc(shard *s, tensor_id id) {
     if (!ra_mul(rows, heads, &bytes) || !ra_mul(bytes, dim, &bytes) || !ra_mul(bytes, s->desc->batch, &bytes) ||
         !ra_mul(bytes, (int64_t)ra_dtype_size(tensor_dtype(s->desc, id)), &bytes))
         return ra_fail(RA_NOMEM, "a tensor of rank %d is too large for 64-bit sizes", s->rank);
-    t->buffer = ra_alloc(bytes);
+    if (on_device(s)) RA_TRY(ra_cuda_alloc(bytes, &t->buffer));
+    else t->buffer = ra_alloc(bytes);
     if (!t->buffer) return ra_fail(RA_NOMEM, "rank %d has no memory for a tensor of %lld bytes", s->rank, (long long)bytes);
     t->bytes = bytes;
     t->tensor = id == T_LSE ? ra_tensor_lse(t->buffer, rows, heads) : ra_tensor_bnhd(t->buffer, rows, heads, dim);
@@ -55,7 +59,8 @@ ra_status shard_alloc_all(shard *s, bool backward) {
 void shard_free(shard *s) {
     for (int id = 0; id < TENSOR_COUNT; id++) {
         if (!s->t[id].buffer) continue;
-        ra_free(s->t[id].buffer, s->t[id].bytes);
+        if (on_device(s)) ra_cuda_free(s->t[id].buffer);
+        else ra_free(s->t[id].buffer, s->t[id].bytes);
         s->memory.in_use -= s->t[id].bytes;
         s->t[id] = (shard_tensor){0};
     }
@@ -63,11 +68,37 @@ void shard_free(shard *s) {
 
 /* -------------------------------------------------------------------------------------------------------- generating */
 
-static void generate(shard *s, tensor_id id, data_tensor which, uint64_t seed) {
-    if (!s->t[id].buffer) return;
+/* Where the host may read and write a tensor: the tensor itself, or a copy of a device's, to be handed back. */
+static ra_status host_side(const shard *s, tensor_id id, bool filled, char **host) {
+    *host = s->t[id].buffer;
+    if (!on_device(s)) return RA_OK;
+    *host = ra_alloc(s->t[id].bytes);
+    if (!*host)
+        return ra_fail(RA_NOMEM, "rank %d has no memory to copy a tensor of %lld bytes", s->rank, (long long)s->t[id].bytes);
+    if (!filled) return RA_OK;
+    ra_status status = ra_cuda_copy(*host, s->t[id].buffer, s->t[id].bytes, NULL);
+    if (status == RA_OK) status = ra_cuda_synchronize(NULL);
+    if (status != RA_OK) ra_free(*host, s->t[id].bytes);
+    return status;
+}
+
+static ra_status hand_back(const shard *s, tensor_id id, bool changed, char *host) {
+    if (!on_device(s)) return RA_OK;
+    ra_status status = changed ? ra_cuda_copy(s->t[id].buffer, host, s->t[id].bytes, NULL) : RA_OK;
+    if (status == RA_OK) status = ra_cuda_synchronize(NULL);
+    ra_free(host, s->t[id].bytes);
+    return status;
+}
+
+ra_status shard_wait(const shard *s) { return on_device(s) ? ra_cuda_synchronize(NULL) : RA_OK; }
+
+static ra_status generate(shard *s, tensor_id id, data_tensor which, uint64_t seed) {
+    if (!s->t[id].buffer) return RA_OK;
     const ra_shard *rows = rows_of(s, id);
     int64_t heads = tensor_heads(s->desc, id), row_elements = heads * s->desc->head_dim, total = tensor_rows(s->desc, id);
-    char *at = s->t[id].buffer;
+    char *host;
+    RA_TRY(host_side(s, id, false, &host));
+    char *at = host;
     for (int64_t b = 0; b < s->desc->batch; b++)
         for (int run = 0; run < 2; run++)
             for (int64_t i = 0; i < rows->rows[run].count;) {
@@ -77,13 +108,14 @@ static void generate(shard *s, tensor_id id, data_tensor which, uint64_t seed) {
                 at += (size_t)(n * row_elements) * ra_dtype_size(s->desc->dtype);
                 i += n;
             }
+    return hand_back(s, id, true, host);
 }
 
-void shard_generate(shard *s, uint64_t seed) {
-    generate(s, T_Q, DATA_Q, seed);
-    generate(s, T_K, DATA_K, seed);
-    generate(s, T_V, DATA_V, seed);
-    generate(s, T_DOUT, DATA_DOUT, seed);
+ra_status shard_generate(shard *s, uint64_t seed) {
+    RA_TRY(generate(s, T_Q, DATA_Q, seed));
+    RA_TRY(generate(s, T_K, DATA_K, seed));
+    RA_TRY(generate(s, T_V, DATA_V, seed));
+    return generate(s, T_DOUT, DATA_DOUT, seed);
 }
 
 /* ------------------------------------------------------------------------------------------------------ global arrays */
@@ -92,7 +124,7 @@ bool shard_place(shard *s, tensor_id id, void *array) {
     const ra_shard *rows = rows_of(s, id);
     const ra_rows *only = rows->rows[0].count > 0 ? &rows->rows[0] : &rows->rows[1];
     int64_t size = (int64_t)ra_dtype_size(tensor_dtype(s->desc, id));
-    if (only->count != rows->count || (uintptr_t)array % (uintptr_t)size != 0) return false;
+    if (on_device(s) || only->count != rows->count || (uintptr_t)array % (uintptr_t)size != 0) return false;
     int64_t heads = tensor_heads(s->desc, id), dim = s->desc->head_dim, total = tensor_rows(s->desc, id);
     ra_tensor *t = &s->t[id].tensor;
     *t = id == T_LSE ? ra_tensor_lse(array, total, heads) : ra_tensor_bnhd(array, total, heads, dim);
@@ -154,14 +186,18 @@ static void move_out(void *ctx, int64_t local, int64_t global, int64_t count) {
                c->local + (size_t)local * ra_dtype_size(c->local_type), c->local_type, count);
 }
 
-void shard_load(shard *s, tensor_id id, const void *array, ra_dtype dtype) {
-    copy c = {s->t[id].buffer, (char *)(uintptr_t)array, tensor_dtype(s->desc, id), dtype};
+ra_status shard_load(shard *s, tensor_id id, const void *array, ra_dtype dtype) {
+    copy c = {NULL, (char *)(uintptr_t)array, tensor_dtype(s->desc, id), dtype};
+    RA_TRY(host_side(s, id, false, &c.local));
     each_piece(s, id, move_in, &c);
+    return hand_back(s, id, true, c.local);
 }
 
-void shard_store(const shard *s, tensor_id id, void *array, ra_dtype dtype) {
-    copy c = {s->t[id].buffer, array, tensor_dtype(s->desc, id), dtype};
+ra_status shard_store(const shard *s, tensor_id id, void *array, ra_dtype dtype) {
+    copy c = {NULL, array, tensor_dtype(s->desc, id), dtype};
+    RA_TRY(host_side(s, id, true, &c.local));
     each_piece(s, id, move_out, &c);
+    return hand_back(s, id, false, c.local);
 }
 
 /* --------------------------------------------------------------------------------------------------------- arguments */

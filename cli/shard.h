@@ -1,4 +1,5 @@
-/* A rank's tensors: counted memory, filled by the generator or from files, and addressed by global rows. */
+/* A rank's tensors: counted memory of the host or of a device, filled by the generator or from files, addressed by global
+ * rows. */
 #ifndef CLI_SHARD_H
 #define CLI_SHARD_H
 
@@ -33,7 +34,7 @@ ra_status shard_alloc(shard *s, tensor_id id);
 /* q, k, v, out, lse, and for backward dout, dq, dk, dv. */
 ra_status shard_alloc_all(shard *s, bool backward);
 /* Fills q, k, v (and dout, if allocated) by the generator. */
-void shard_generate(shard *s, uint64_t seed);
+ra_status shard_generate(shard *s, uint64_t seed);
 void shard_free(shard *s);
 
 /* Properties of a tensor in this problem. */
@@ -46,8 +47,11 @@ int64_t tensor_rows(const ra_attention_desc *desc, tensor_id id); /* global */
  * rows are one progression and the elements are aligned. */
 bool shard_place(shard *s, tensor_id id, void *array);
 /* Copies the rank's rows out of, and into, a global array of any dtype. */
-void shard_load(shard *s, tensor_id id, const void *array, ra_dtype dtype);
-void shard_store(const shard *s, tensor_id id, void *array, ra_dtype dtype);
+ra_status shard_load(shard *s, tensor_id id, const void *array, ra_dtype dtype);
+ra_status shard_store(const shard *s, tensor_id id, void *array, ra_dtype dtype);
+
+/* Waits until what was enqueued for these tensors is done (CUDA; elsewhere it is done already). */
+ra_status shard_wait(const shard *s);
 
 /* The arguments of the library's calls. */
 ra_forward_args shard_forward_args(const shard *s);

@@ -183,7 +183,7 @@ static ra_status run_rank(solo *o) {
     ra_status status = trace_attach(o->s, comm);
     if (status == RA_OK) status = ra_plan_create(comm, o->desc, &plan);
     if (status == RA_OK) status = shard_alloc_all(&o->mine, o->backward);
-    if (status == RA_OK) shard_generate(&o->mine, o->s->seed);
+    if (status == RA_OK) status = shard_generate(&o->mine, o->s->seed);
     if (status == RA_OK) status = measure_rank(o, comm, plan);
     if (status == RA_OK) status = check_rows(o);
     ra_plan_destroy(plan);

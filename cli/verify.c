@@ -39,7 +39,7 @@ static ra_status rank_body(rank_job *rank) {
     ra_plan *plan = NULL;
     RA_TRY(shard_init(j->desc, rank->rank, rank->ranks, &s));
     ra_status status = shard_alloc_all(&s, true);
-    if (status == RA_OK) shard_generate(&s, j->s->seed);
+    if (status == RA_OK) status = shard_generate(&s, j->s->seed);
     if (status == RA_OK) status = ra_plan_create(rank->comm, j->desc, &plan);
     double seconds;
     ra_backward_args backward = shard_backward_args(&s);
@@ -47,7 +47,7 @@ static ra_status rank_body(rank_job *rank) {
     if (status == RA_OK && has_backward(j->desc)) status = ra_backward(plan, &backward);
     for (int id = 0; id < TENSOR_COUNT && status == RA_OK; id++) {
         bool copy_of_rank_0 = j->desc->query_placement == RA_REPLICATED && tensor_has_queries((tensor_id)id) && rank->rank != 0;
-        if (!copy_of_rank_0) shard_store(&s, (tensor_id)id, j->t[id], RA_F64);
+        if (!copy_of_rank_0) status = shard_store(&s, (tensor_id)id, j->t[id], RA_F64);
     }
     ra_plan_destroy(plan);
     shard_free(&s);
