@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 build=build-fuzz
 cmake -S . -B $build -G Ninja --log-level=WARNING -DCMAKE_C_COMPILER=clang -DRA_FUZZ=ON -DRA_TESTS=OFF -DRA_MPI=OFF -DRA_CUDA=OFF \
     -DRA_SANITIZE=fuzzer-no-link,address,undefined
-ninja --quiet -C $build
+ninja --quiet -C $build fuzzers
 status=0
 for fuzzer in $build/fuzz/fuzz_*; do
     name=${fuzzer##*/fuzz_}
