@@ -7,13 +7,14 @@ build=build-fuzz
 cmake -S . -B $build -G Ninja --log-level=WARNING -DCMAKE_C_COMPILER=clang -DRA_FUZZ=ON -DRA_TESTS=OFF -DRA_MPI=OFF -DRA_CUDA=OFF \
     -DRA_SANITIZE=fuzzer-no-link,address,undefined
 ninja --quiet -C $build fuzzers
+python3 tests/cli/corpus.py $build/seeds || echo "fuzz: no seeds without python3"
 status=0
 for fuzzer in $build/fuzz/fuzz_*; do
     name=${fuzzer##*/fuzz_}
     corpus=$build/corpus/$name
     mkdir -p "$corpus" $build/crashes
     seeds=()
-    [ ! -d "fuzz/seeds/$name" ] || seeds=("fuzz/seeds/$name")
+    [ ! -d "$build/seeds/$name" ] || seeds=("$build/seeds/$name")
     echo "fuzz: $name, ${FUZZ_SECONDS:-60} s"
     log=$build/$name.log
     if ASAN_OPTIONS=allocator_may_return_null=1 "$fuzzer" -max_total_time="${FUZZ_SECONDS:-60}" -timeout=10 -rss_limit_mb=4096 \

@@ -1,12 +1,13 @@
-"""Hostile and odd files, each with the exit code that `run --q FILE` must end with. All hold, or claim to hold, q of shape [1, 4, 1, 2]."""
+"""Hostile and odd files, each with the exit code that `run --q FILE` must end with. All hold, or claim to hold, q of shape [1, 4, 1, 2],
+float32. As a program it writes them, and some command lines, as seeds for fuzzers: corpus.py DIRECTORY."""
 import json
+import os
 import pickle
+import re
 import struct
+import sys
 
-import numpy as np
-
-ARRAY = np.arange(8, dtype=np.float32).reshape(1, 4, 1, 2)
-BODY = ARRAY.tobytes()
+BODY = struct.pack("<8f", *range(8))
 GOOD, FILE = 0, 3
 
 
@@ -33,7 +34,7 @@ def npy_files():
     yield "magic-alone", b"\x93NUMPY", FILE
     yield "magic-wrong", npy(entry(), magic=b"\x93NUMPX"), FILE
     yield "text", b"1.0 2.0 3.0\n", FILE
-    yield "pickle", pickle.dumps(ARRAY), FILE
+    yield "pickle", pickle.dumps([1.0, 2.0]), FILE
     yield "pickle-of-code", b"cos\nsystem\n(S'touch owned'\ntR.", FILE
     yield "version-0", npy(entry(), version=(0, 0)), FILE
     yield "version-4", npy(entry(), version=(4, 0)), FILE
@@ -139,3 +140,23 @@ def safetensors_files():
     yield "field-missing-dtype", safetensors({"q": {"shape": [1, 4, 1, 2], "data_offsets": [0, 32]}}), FILE
     yield "field-missing-shape", safetensors({"q": {"dtype": "F32", "data_offsets": [0, 32]}}), FILE
     yield "field-missing-offsets", safetensors({"q": {"dtype": "F32", "shape": [1, 4, 1, 2]}}), FILE
+
+
+def command_lines():
+    """Those of the manual, word by word."""
+    page = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "docs", "cli.md")
+    with open(page) as f:
+        for n, line in enumerate(re.findall(r"^ringattn (.*)$", f.read(), re.M)):
+            yield str(n), b"\0".join(word.encode() for word in line.split()), None
+
+
+def main(directory):
+    for part, files in (("npy", npy_files()), ("safetensors", safetensors_files()), ("options", command_lines())):
+        os.makedirs(os.path.join(directory, part), exist_ok=True)
+        for name, data, _ in files:
+            with open(os.path.join(directory, part, name), "wb") as f:
+                f.write(data)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
