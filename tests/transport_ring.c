@@ -1,0 +1,133 @@
+/* The kill matrix over threads: a rank of a real ring, forward and backward, stops or fails at each of its messages; all others return in
+ * time and name it. (Processes under MPI: tests/mpi.) */
+#include "support.h"
+#include "transport_group.h"
+
+#include "ring/comm.h"
+
+static const double timeout = 0.3;
+
+enum { N = 24, HEADS = 2, DIM = 8 };
+
+typedef struct trial {
+    int ranks, victim;
+    int64_t nth;
+    bool backward; /* the fault comes in the backward pass */
+    ra_fault_kind kind;
+    group g;
+    ra_comm *comms[MOST_RANKS];
+    rank_run runs[MOST_RANKS];
+} trial;
+
+static void fill(float *values, int64_t count, int seed) {
+    for (int64_t i = 0; i < count; i++) values[i] = (float)((i * 37 + seed * 11) % 17 - 8) / 8;
+}
+
+/* Plan, forward, backward; the rank that is to fail gets its fault just before the pass. */
+static ra_status work(const trial *t, int rank) {
+    ra_comm *comm = t->comms[rank];
+    ra_attention_desc desc;
+    ra_shard rows;
+    ra_plan *plan = NULL;
+    ra_attention_desc_init(&desc);
+    desc.seq_q = desc.seq_k = N * t->ranks;
+    desc.heads = HEADS;
+    desc.head_dim = DIM;
+    desc.bucket = N / 2;
+    desc.schedule = RA_SCHEDULE_RING;
+    desc.threads = 1;
+    ra_status status = ra_plan_create(comm, &desc, &plan);
+    if (status == RA_OK) status = ra_shard_rows(&desc, rank, t->ranks, &rows, NULL);
+    if (status != RA_OK) return status;
+    float *arrays[8], *lse = calloc((size_t)(rows.count * HEADS) + 1, sizeof(float));
+    ra_tensor tensors[8];
+    for (int i = 0; i < 8; i++) {
+        arrays[i] = calloc((size_t)(rows.count * HEADS * DIM) + 1, sizeof(float));
+        fill(arrays[i], rows.count * HEADS * DIM, i + rank);
+        tensors[i] = ra_tensor_bnhd(arrays[i], rows.count, HEADS, DIM);
+    }
+    ra_forward_args forward = {.q = tensors[0], .k = tensors[1], .v = tensors[2], .out = tensors[3],
+                               .lse = ra_tensor_lse(lse, rows.count, HEADS)};
+    ra_backward_args backward = {.q = tensors[0], .k = tensors[1], .v = tensors[2], .out = tensors[3], .lse = forward.lse,
+                                 .dout = tensors[4], .dq = tensors[5], .dk = tensors[6], .dv = tensors[7]};
+    ra_fault fault = {.kind = t->kind, .sends = true, .nth = t->nth, .status = RA_DEVICE};
+    if (rank == t->victim && !t->backward) ra_fault_set(t->g.faults[rank], &fault);
+    status = ra_forward(plan, &forward);
+    if (rank == t->victim && t->backward && status == RA_OK) ra_fault_set(t->g.faults[rank], &fault);
+    if (status == RA_OK) status = ra_backward(plan, &backward);
+    for (int more = 0; more < 3 && status == RA_OK; more++) status = ra_forward(plan, &forward); /* whoever was fast meets it here */
+    ra_plan_destroy(plan);
+    for (int i = 0; i < 8; i++) free(arrays[i]);
+    free(lse);
+    return status;
+}
+
+static void body(rank_run *run) {
+    const trial *t = run->arg;
+    ra_status status = work(t, run->rank);
+    note_failure(run, status == RA_OK ? RA_OK : ra_link_status(run->link)); /* the sentence, whatever came after it */
+}
+
+static void trial_start(trial *t) {
+    ra_comm_ops ops, faulty;
+    void *ctxs[MOST_RANKS];
+    t->g = (group){.ranks = t->ranks};
+    assert_int_equal(ra_transport_threads(t->ranks, &ops, ctxs), RA_OK);
+    for (int rank = 0; rank < t->ranks; rank++) {
+        assert_int_equal(ra_transport_fault(&ops, ctxs[rank], NULL, &faulty, &t->g.faults[rank]), RA_OK);
+        assert_int_equal(ra_link_create(&faulty, t->g.faults[rank], rank, t->ranks, "threads", &t->g.links[rank]), RA_OK);
+        assert_int_equal(ra_comm_from_link(t->g.links[rank], &t->comms[rank]), RA_OK);
+        assert_int_equal(ra_comm_set_timeout(t->comms[rank], timeout, 10), RA_OK);
+    }
+    start_ranks(&t->g, t->runs, body, t);
+}
+
+static void trial_judge(const trial *t) {
+    char name[16];
+    snprintf(name, sizeof name, "rank %d ", t->victim);
+    for (int rank = 0; rank < t->ranks; rank++) {
+        const rank_run *run = &t->runs[rank];
+        bool stopped = t->kind == RA_FAULT_STOP;
+        if (rank == t->victim && stopped) continue;
+        bool phased = strstr(run->sentence, "forward, step ") || strstr(run->sentence, "backward, step ");
+        if (run->status != (stopped ? RA_TIMEOUT : RA_DEVICE) || !strstr(run->sentence, name) || !phased ||
+            run->seconds > (stopped ? timeout + 1 : 1) + 0.5) {
+            fail_msg("%d ranks, rank %d %s at send %lld of %s: rank %d returned %s after %.2f s: %s", t->ranks, t->victim,
+                     stopped ? "stopped" : "failed", (long long)t->nth, t->backward ? "backward" : "forward", rank,
+                     ra_status_name(run->status), run->seconds, run->sentence);
+        }
+    }
+}
+
+static void a_rank_that_stops_or_fails_at_any_message_of_forward_or_backward_is_named_by_all_survivors(void **state) {
+    (void)state;
+    enum { MOST = 256, AT_ONCE = 16 };
+    static trial trials[MOST];
+    int count = 0, stops = 0;
+    for (int ranks = 2; ranks <= 4; ranks++)
+        for (int victim = 0; victim < ranks; victim++)
+            for (int64_t nth = 0; nth < 2 * (ranks - 1); nth++) /* two buckets, as many hops as others */
+                for (int kind = 0; kind < 2; kind++)
+                    for (int backward = 0; backward < 2; backward++)
+                        trials[count++] = (trial){.ranks = ranks, .victim = victim, .nth = nth, .backward = backward != 0,
+                                                  .kind = kind ? RA_FAULT_FAIL : RA_FAULT_STOP};
+    assert_true(count <= MOST);
+    for (int begin = 0; begin < count; begin += AT_ONCE) {
+        int end = begin + AT_ONCE < count ? begin + AT_ONCE : count;
+        for (int i = begin; i < end; i++) trial_start(&trials[i]);
+        for (int i = begin; i < end; i++) join_ranks(&trials[i].g, trials[i].runs);
+        for (int i = begin; i < end; i++) trial_judge(&trials[i]);
+        for (int i = begin; i < end; i++) {
+            stops += trials[i].kind == RA_FAULT_STOP;
+            for (int rank = 0; rank < trials[i].ranks; rank++) ra_comm_destroy(trials[i].comms[rank]);
+        }
+    }
+    print_message("%d ranks stopped, %d failed: no survivor hangs, all name the right rank\n", stops, count - stops);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_rank_that_stops_or_fails_at_any_message_of_forward_or_backward_is_named_by_all_survivors),
+    };
+    return cmocka_run_group_tests_name("transport_ring", tests, NULL, NULL);
+}
