@@ -139,7 +139,14 @@ void fit_text(const settings *s, const fit_result *f, int ranks, const char *sch
         put_list(&w, &s->dilation_rates, ", ");
         put(&w, "}; desc.branches = %lld;\n", (long long)s->segment_lengths.count);
     }
+    static const char *const combines[] = {"RA_COMBINE_HEADS", "RA_COMBINE_MIX"};
+    static const char *const offsets[] = {"RA_OFFSET_BRANCH", "RA_OFFSET_HEAD", "RA_OFFSET_HEAD_BLOCK", "RA_OFFSET_RESIDUE"};
+    bool window = s->window[0] >= 0 || s->window[1] >= 0;
+    long long left = (long long)s->window[0], right = (long long)s->window[1];
+    if (s->combine || s->offset) put(&w, "desc.combine = %s; desc.offset = %s;\n", combines[s->combine], offsets[s->offset]);
+    if (!s->dilate_queries) put(&w, "desc.dilate_queries = false;\n");
     if (s->causal) put(&w, "desc.causal = true;\n");
+    if (window) put(&w, "desc.window_left = %lld; desc.window_right = %lld;\n", left, right);
     put(&w, "desc.dtype = %s; desc.layout = %s; desc.bucket = %lld;", dtypes[s->dtype], enumerator(f->layout),
         (long long)f->bucket);
 
@@ -152,6 +159,12 @@ void fit_text(const settings *s, const fit_result *f, int ranks, const char *sch
         put(&w, " --dilation-rates ");
         put_list(&w, &s->dilation_rates, ",");
     }
+    if (s->combine || s->offset) {
+        put(&w, " --combine %s", option_word(OPT_COMBINE, s->combine));
+        put(&w, " --offset %s", option_word(OPT_OFFSET, s->offset));
+    }
+    if (!s->dilate_queries) put(&w, " --dilate-queries no");
+    if (window) put(&w, " --window %lld,%lld", left, right);
     put(&w, "%s --dtype %s --layout %s --schedule %s", s->causal ? " --causal" : "", dtype, layout, schedule);
     if (f->bucket) put(&w, " --bucket %lld", (long long)f->bucket);
 
@@ -164,6 +177,12 @@ void fit_text(const settings *s, const fit_result *f, int ranks, const char *sch
         put_list(&w, &s->dilation_rates, ", ");
         put(&w, "], ");
     }
+    if (s->combine || s->offset) {
+        put(&w, "combine=\"%s\", ", option_word(OPT_COMBINE, s->combine));
+        put(&w, "offset=\"%s\", ", option_word(OPT_OFFSET, s->offset));
+    }
+    if (!s->dilate_queries) put(&w, "dilate_queries=False, ");
+    if (window) put(&w, "window=(%lld, %lld), ", left, right);
     put(&w, "%sgroup=group, layout=\"%s\", schedule=\"%s\"", s->causal ? "is_causal=True, " : "", layout, schedule);
     if (f->bucket) put(&w, ", bucket=%lld", (long long)f->bucket);
     put(&w, ")");

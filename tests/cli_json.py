@@ -151,6 +151,17 @@ class Promises(kit.Case):
             self.assertLessEqual(max(r["memory_bytes"] for r in value["ranks"]), 80 << 30)
             self.assertIn(str(value["fit"]["seq"]), value["fit"]["cli"])
 
+    def test_what_fits_is_printed_so_that_it_can_be_run(self):
+        value = self.json("plan", "--fit", "--memory-limit", "3M", "--ring-size", 2, "--heads", 4, "--kv-heads", 2, "--head-dim", 16, "--segment-lengths",
+                          "64,0", "--dilation-rates", "1,5", "--like", "longnet", "--dilate-queries", "no", "--causal", "--window", "300,-1")
+        words = value["fit"]["cli"].split()
+        self.assertEqual(words[0], "ringattn")
+        bench = self.json(*words[1:], "--pass", "both", "--repeat", 1)
+        self.assertEqual(bench["peak_bytes"], value["fit"]["memory_bytes"])
+        self.assertLessEqual(bench["peak_bytes"], 3 << 20)
+        for name in ("c", "cli", "python"):
+            self.assertIn("RA_COMBINE_MIX" if name == "c" else "mix", value["fit"][name])
+
     def test_one_rank_alone_is_right_and_holds_what_was_planned(self):
         for more in (["--segment-lengths", "64,128,256", "--dilation-rates", "1,2,4"], ["--causal", "--layout", "zigzag", "--dtype", "bf16"],
                      ["--layout", "striped", "--kv-heads", 1, "--dropout", 0.1, "--segment-lengths", 100]):
