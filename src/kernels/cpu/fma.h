@@ -36,7 +36,7 @@ enum {
     PANEL = COLUMNS * LANES, /* keys (or dimensions) of a register tile */
     STRIP = 48,              /* rows whose scores are held at a time */
     KEYS = 128,              /* of a block, forward */
-    QUERIES = 480,           /* rows of a tile at most: what one packing of K and V serves */
+    QUERIES = 288,           /* rows of a tile at most: what one packing of K and V serves; more would cost a ring its memory */
     BACK_KEYS = 256,         /* of a tile, backward */
     BACK_ROWS = 240,
     PART = 64,               /* of the head dimension, in a sum */
