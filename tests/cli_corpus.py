@@ -1,4 +1,4 @@
-"""Hostile and odd files: each ends with its exact exit code and one sentence, and what NumPy and safetensors refuse we refuse."""
+"""Hostile and odd files: each ends with its exact exit code, and what NumPy and safetensors refuse we refuse."""
 import io
 import os
 import sys
@@ -51,7 +51,8 @@ class Corpus(kit.Case):
                 self.attempt(self.put("x.safetensors", data) + ":q", code)
 
     def test_any_file_cut_at_any_byte_is_refused(self):
-        for generator, file_name, suffix in ((corpus.npy_files, "x.npy", ""), (corpus.safetensors_files, "x.safetensors", ":q")):
+        for generator, file_name, suffix in ((corpus.npy_files, "x.npy", ""),
+                                             (corpus.safetensors_files, "x.safetensors", ":q")):
             whole = next(generator())[1]
             for length in range(0, len(whole), 1 if kit.LONG else 5):
                 with self.subTest(file=file_name, length=length):

@@ -52,11 +52,12 @@ class Docs(kit.Case):
         self.assertRegex(self.ok("--version").stdout, r"^ringattn \d+\.\d+\.\d+\n$")
 
     def test_options_of_the_interface_are_all_there(self):
-        shared = set("""segment-lengths dilation-rates like combine offset dilate-queries causal window key-range scale dropout seed ring-size layout
-                     query-placement schedule bucket transport device dtype kernel threads timeout start-timeout memory-limit checksum offload trace
-                     json help""".split())
+        shared = set("""segment-lengths dilation-rates like combine offset dilate-queries causal window key-range scale dropout
+                     seed ring-size layout query-placement schedule bucket transport device dtype kernel threads timeout
+                     start-timeout memory-limit checksum offload trace json help""".split())
         shape = set("batch seq seq-q heads kv-heads head-dim".split())
-        own = {"run": "q k v out lse", "grad": "q k v dout dq dk dv out lse", "verify": "cases", "bench": "pass repeat rank", "memory": "ring-sizes",
+        own = {"run": "q k v out lse", "grad": "q k v dout dq dk dv out lse", "verify": "cases", "bench": "pass repeat rank",
+               "memory": "ring-sizes",
                "plan": "machine fit", "why": "query key head", "draw": "svg"}
         for command, names in own.items():
             expected = shared | set(names.split()) | (shape if command not in ("run", "grad") else set())
@@ -71,7 +72,9 @@ class Docs(kit.Case):
             f.write(script)
 
         def complete(*words):
-            code = f'source {self.path("complete")}; COMP_WORDS=({" ".join(repr(w) for w in words)}); COMP_CWORD={len(words) - 1}; _ringattn; echo "${{COMPREPLY[@]}}"'
+            quoted = " ".join(repr(w) for w in words)
+            code = f'source {self.path("complete")}; COMP_WORDS=({quoted}); COMP_CWORD={len(words) - 1}; _ringattn'
+            code += '; echo "${COMPREPLY[@]}"'
             return subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
         self.assertLessEqual(set(COMMANDS), set(complete("ringattn", "")))

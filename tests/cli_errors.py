@@ -1,4 +1,4 @@
-"""What a new user gets wrong: each attempt ends with the documented exit code and one clear sentence, and leaves no output file."""
+"""What a new user gets wrong: each attempt ends with its exit code and one sentence, and leaves no output file."""
 import io
 import os
 import pickle
@@ -39,7 +39,8 @@ class Refusals(kit.Case):
         """run with one thing wrong leaves the directory as it was."""
         before = self.files()
         names = [self.f(usual) if name is None else name for name, usual in ((q, "q"), (k, "k"), (v, "v"), (out, "out"))]
-        self.refused(code, "run", "--q", names[0], "--k", names[1], "--v", names[2], "--out", names[3], *more, says=says, **kwargs)
+        self.refused(code, "run", "--q", names[0], "--k", names[1], "--v", names[2], "--out", names[3], *more, says=says,
+                     **kwargs)
         self.assertEqual(self.files(), before)
 
     # ------------------------------------------------------------------------------------------------------------- usage
@@ -69,17 +70,23 @@ class Refusals(kit.Case):
 
     def test_missing_options_and_values_are_named(self):
         self.refused(USAGE, "run", "--q", self.f("q"), "--k", self.f("k"), "--v", self.f("v"), says="--out")
-        self.refused(USAGE, "grad", "--q", self.f("q"), "--k", self.f("k"), "--v", self.f("v"), "--dout", self.f("dout"), says="--dq")
+        self.refused(USAGE, "grad", "--q", self.f("q"), "--k", self.f("k"), "--v", self.f("v"), "--dout", self.f("dout"),
+                     says="--dq")
         self.refused(USAGE, "why", "--query", "3", says="--key")
         self.run_refused(USAGE, "--segment-lengths", says="--segment-lengths needs a value")
         self.run_refused(USAGE, "--causal=yes", says="--causal takes no value")
 
     def test_values_out_of_range_are_refused(self):
-        for option, value in (("--dilation-rates", "0"), ("--dilation-rates", "-1"), ("--segment-lengths", "-4"), ("--segment-lengths", "4,,8"),
-                              ("--segment-lengths", "x"), ("--segment-lengths", ""), ("--segment-lengths", "99999999999999999999"),
-                              ("--ring-size", "0"), ("--ring-size", "2.5"), ("--ring-size", "x"), ("--bucket", "0"), ("--threads", "0"),
-                              ("--dropout", "1"), ("--dropout", "-0.1"), ("--dropout", "nan"), ("--scale", "inf"), ("--scale", "one"),
-                              ("--seed", "-1"), ("--window", "3"), ("--window", "-2,0"), ("--window", "1,2,3"), ("--key-range", "5"),
+        for option, value in (("--dilation-rates", "0"), ("--dilation-rates", "-1"), ("--segment-lengths", "-4"),
+                              ("--segment-lengths", "4,,8"),
+                              ("--segment-lengths", "x"), ("--segment-lengths", ""),
+                              ("--segment-lengths", "99999999999999999999"),
+                              ("--ring-size", "0"), ("--ring-size", "2.5"), ("--ring-size", "x"), ("--bucket", "0"),
+                              ("--threads", "0"),
+                              ("--dropout", "1"), ("--dropout", "-0.1"), ("--dropout", "nan"), ("--scale", "inf"),
+                              ("--scale", "one"),
+                              ("--seed", "-1"), ("--window", "3"), ("--window", "-2,0"), ("--window", "1,2,3"),
+                              ("--key-range", "5"),
                               ("--key-range", "9:3"), ("--key-range", "-1:3"), ("--timeout", "0"), ("--memory-limit", "0"),
                               ("--memory-limit", "10X"), ("--memory-limit", "99999999999999G")):
             with self.subTest(option=option, value=value):
@@ -90,7 +97,8 @@ class Refusals(kit.Case):
         self.refused(USAGE, "bench", "--repeat", "0", says="--repeat")
 
     def test_options_that_contradict_each_other_are_refused(self):
-        self.run_refused(USAGE, "--segment-lengths", "4,8", "--dilation-rates", "1", says=["--segment-lengths", "--dilation-rates"])
+        self.run_refused(USAGE, "--segment-lengths", "4,8", "--dilation-rates", "1",
+                         says=["--segment-lengths", "--dilation-rates"])
         self.run_refused(USAGE, "--segment-lengths", "4,8", says="--dilation-rates")
         self.run_refused(USAGE, "--transport", "self", "--ring-size", "2", says="--transport self")
         self.run_refused(USAGE, "--like", "longnet", "--combine", "heads", says="--like longnet")
@@ -119,7 +127,8 @@ class Refusals(kit.Case):
     def test_shapes_that_do_not_fit_are_shown(self):
         a = self.array
         for name, shape in (("flat", (12, 4)), ("five", (1, 1, 12, 2, 4)), ("batch", (2, 12, 2, 4)), ("dim", (1, 12, 2, 5)),
-                            ("heads", (1, 12, 3, 4)), ("length", (1, 11, 2, 4)), ("none", (1, 12, 0, 4)), ("thin", (1, 12, 2, 0)),
+                            ("heads", (1, 12, 3, 4)), ("length", (1, 11, 2, 4)), ("none", (1, 12, 0, 4)),
+                            ("thin", (1, 12, 2, 0)),
                             ("wide", (1, 12, 2, 257))):
             self.save(name + ".npy", np.zeros(shape, np.float32))
         self.run_refused(FILE, q=self.f("flat"), says=["[12, 4]", "[B, N, H, D]"])
@@ -135,7 +144,8 @@ class Refusals(kit.Case):
         self.run_refused(FILE, q=self.f("threed"), says="batch dimension")
         self.save("f2.npy", a.astype(np.float16))
         self.run_refused(FILE, k=self.f("f2"), says="--dtype")
-        self.refused(FILE, "grad", "--q", self.f("q"), "--k", self.f("k"), "--v", self.f("v"), "--dout", self.f("length"), "--dq", self.f("dq"),
+        self.refused(FILE, "grad", "--q", self.f("q"), "--k", self.f("k"), "--v", self.f("v"), "--dout", self.f("length"),
+                     "--dq", self.f("dq"),
                      "--dk", self.f("dk"), "--dv", self.f("dv"), says="dout")
 
     def test_options_that_do_not_fit_the_file_are_refused(self):
@@ -170,8 +180,10 @@ class Refusals(kit.Case):
         self.run_refused(FILE, q=put("empty.npy", b""), says="empty")
         self.run_refused(FILE, q=put("text.npy", b"hello, world"), says="not an .npy")
         self.run_refused(FILE, q=put("long.npy", good + b"x"), says="long.npy")
-        self.run_refused(FILE, q=put("huge.npy", header(shape % ("<f4", "False", "(4611686018427387904, 2, 2, 2)"))), says="2^63")
-        self.run_refused(FILE, q=put("large.npy", header(shape % ("<f4", "False", "(1, 1000000000000, 2, 4)"))), says="truncated")
+        self.run_refused(FILE, q=put("huge.npy", header(shape % ("<f4", "False", "(4611686018427387904, 2, 2, 2)"))),
+                         says="2^63")
+        self.run_refused(FILE, q=put("large.npy", header(shape % ("<f4", "False", "(1, 1000000000000, 2, 4)"))),
+                         says="truncated")
         self.run_refused(FILE, q=put("code.npy", header("__import__('os').system('touch pwned')")), says="dictionary")
         self.run_refused(FILE, q=put("version.npy", header(shape % ("<f4", "False", "(1,)"), 4)), says="version")
         buffer = io.BytesIO()
@@ -212,8 +224,10 @@ class Refusals(kit.Case):
         self.save("large.npy", np.zeros((1, 400, 8, 64), np.float32))
         small = self.path("small")
         os.mkdir(small)
-        command = " ".join([f"mount -t tmpfs -o size=256k none {small} || exit 77;", kit.RINGATTN, "run", "--q", self.f("large"), "--k",
-                            self.f("large"), "--v", self.f("large"), "--out", f"{small}/out.npy; code=$?; ls -A", small, "| wc -l; exit $code"])
+        command = " ".join([f"mount -t tmpfs -o size=256k none {small} || exit 77;", kit.RINGATTN, "run", "--q",
+                            self.f("large"), "--k",
+                            self.f("large"), "--v", self.f("large"), "--out", f"{small}/out.npy; code=$?; ls -A", small,
+                            "| wc -l; exit $code"])
         done = subprocess.run(["unshare", "--mount", "sh", "-c", command], capture_output=True, text=True)
         if done.returncode == 77 or "unshare" in done.stderr:
             self.skipTest("a tmpfs cannot be mounted here")
@@ -262,8 +276,10 @@ class Interrupted(kit.Case):
         before = self.files()
         for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
             with self.subTest(signal=number):
-                process = subprocess.Popen([kit.RINGATTN, "run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"),
-                                            "--out", self.path("out.npy"), "--kernel", "scalar", "--ring-size", "2"], stderr=subprocess.PIPE)
+                process = subprocess.Popen([kit.RINGATTN, "run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v",
+                                            self.path("v.npy"),
+                                            "--out", self.path("out.npy"), "--kernel", "scalar", "--ring-size", "2"],
+                                           stderr=subprocess.PIPE)
                 deadline = time.monotonic() + 30
                 while self.files() == before and time.monotonic() < deadline and process.poll() is None:
                     time.sleep(0.01)
@@ -280,7 +296,8 @@ class Interrupted(kit.Case):
         for name in ("q", "k", "v"):
             self.save(name + ".npy", big)
         before = self.files()
-        process = subprocess.Popen([kit.RINGATTN, "run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out",
+        process = subprocess.Popen([kit.RINGATTN, "run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v",
+                                    self.path("v.npy"), "--out",
                                     self.path("out.npy"), "--kernel", "scalar"], stderr=subprocess.PIPE, text=True)
         deadline = time.monotonic() + 30
         while self.files() == before and time.monotonic() < deadline and process.poll() is None:

@@ -1,4 +1,4 @@
-"""Files in every form: dtypes, three dimensions, .safetensors in and out, outputs that appear whole, files larger than the limit."""
+"""Files in every form: dtypes, three dimensions, .safetensors in and out, outputs that appear whole, large files."""
 import os
 import sys
 import unittest
@@ -24,7 +24,8 @@ class Files(kit.Case):
         self.options = kit.arguments(self.pattern, ring=3)
 
     def close(self, got, name, dtype="f32"):
-        want, m = reference.attention(self.pattern, *(reference.round_to(dtype, a) for a in (self.q, self.k, self.v, self.dout)))
+        want, m = reference.attention(self.pattern, *(reference.round_to(dtype, a) for a in (self.q, self.k, self.v,
+                                                                                             self.dout)))
         self.assertLessEqual(reference.error(name, got, want[name], m[name]), reference.bound(dtype, name, m), name)
 
     def save_inputs(self, dtype=np.float32):
@@ -32,7 +33,8 @@ class Files(kit.Case):
             self.save(name + ".npy", getattr(self, name).astype(dtype))
 
     def run_npy(self, *more):
-        self.ok("run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out", self.path("out.npy"), "--lse",
+        self.ok("run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out",
+                self.path("out.npy"), "--lse",
                 self.path("lse.npy"), *self.options, *more)
 
     def test_the_dtype_is_that_of_the_input_unless_one_is_named(self):
@@ -56,7 +58,8 @@ class Files(kit.Case):
     def test_files_of_different_types_need_a_dtype(self):
         self.save_inputs()
         self.save("k.npy", self.k.astype(np.float64))
-        done = kit.run("run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out", self.path("out.npy"))
+        done = kit.run("run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out",
+                       self.path("out.npy"))
         self.assertEqual(done.returncode, 3)
         self.run_npy("--dtype", "f32")
         self.close(self.load("out.npy"), "out")
@@ -73,16 +76,19 @@ class Files(kit.Case):
 
     def test_an_output_may_replace_an_input(self):
         self.save_inputs()
-        self.ok("run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out", self.path("q.npy"), *self.options)
+        self.ok("run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out",
+                self.path("q.npy"), *self.options)
         self.close(self.load("q.npy"), "out")
 
     def test_only_the_outputs_that_were_asked_for_appear(self):
         self.save_inputs()
         before = self.files()
-        self.ok("run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out", self.path("o.npy"), *self.options)
+        self.ok("run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out",
+                self.path("o.npy"), *self.options)
         self.assertEqual(self.files(), sorted(before + ["o.npy"]))
         self.close(self.load("o.npy"), "out")
-        self.ok("grad", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--dout", self.path("dout.npy"), "--dq",
+        self.ok("grad", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--dout",
+                self.path("dout.npy"), "--dq",
                 self.path("dq.npy"), "--dk", self.path("dk.npy"), "--dv", self.path("dv.npy"), *self.options)
         self.assertEqual(self.files(), sorted(before + ["dk.npy", "dq.npy", "dv.npy", "o.npy"]))
         for name in ("dq", "dk", "dv"):
@@ -103,10 +109,13 @@ class Files(kit.Case):
         for kind, dtype in (("F32", "f32"), ("BF16", "bf16"), ("F16", "f16"), ("F64", "f64")):
             for pad in range(3):  # elements at addresses that no type likes
                 inputs, outputs = self.path(f"in{pad}.safetensors"), self.path("out.safetensors")
-                safe.dump(inputs, {"other": safe.tensor(np.zeros(3), "U8"), **{n: safe.tensor(getattr(self, n), kind) for n in ("q", "k", "v", "dout")}},
+                safe.dump(inputs, {"other": safe.tensor(np.zeros(3), "U8"), **{n: safe.tensor(getattr(self, n),
+                                                                                              kind) for n in ("q", "k", "v",
+                                                                                                              "dout")}},
                           pad, {"format": "np"})
                 names = [part for n in ("dq", "dk", "dv", "out", "lse") for part in ("--" + n, f"{outputs}:grad.{n}")]
-                self.ok("grad", "--q", f"{inputs}:q", "--k", f"{inputs}:k", "--v", f"{inputs}:v", "--dout", f"{inputs}:dout", *names, *self.options)
+                self.ok("grad", "--q", f"{inputs}:q", "--k", f"{inputs}:k", "--v", f"{inputs}:v", "--dout", f"{inputs}:dout",
+                        *names, *self.options)
                 got = safe.load(outputs)
                 self.assertEqual(list(got), ["grad." + n for n in ("out", "lse", "dq", "dk", "dv")])
                 for name in ("out", "lse", "dq", "dk", "dv"):
@@ -117,7 +126,8 @@ class Files(kit.Case):
         self.save_inputs()
         self.run_npy()
         safe.dump(self.path("in.safetensors"), {n: safe.tensor(getattr(self, n)) for n in ("q", "k", "v")})
-        self.ok("run", "--q", self.path("in.safetensors:q"), "--k", self.path("k.npy"), "--v", self.path("in.safetensors:v"), "--out",
+        self.ok("run", "--q", self.path("in.safetensors:q"), "--k", self.path("k.npy"), "--v", self.path("in.safetensors:v"),
+                "--out",
                 self.path("o.safetensors:x"), "--lse", self.path("lse2.npy"), *self.options)
         self.assertEqual(safe.load(self.path("o.safetensors"))["x"].tobytes(), self.load("out.npy").tobytes())
         self.assertEqual(self.load("lse2.npy").tobytes(), self.load("lse.npy").tobytes())
@@ -126,7 +136,8 @@ class Files(kit.Case):
     def test_the_safetensors_package_reads_what_we_write(self):
         self.save_inputs()
         out = self.path("o.safetensors")
-        self.ok("run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out", out + ":out", "--lse", out + ":lse",
+        self.ok("run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out", out + ":out",
+                "--lse", out + ":lse",
                 *self.options)
         got = safetensors.numpy.load_file(out)
         self.close(got["out"], "out")
@@ -143,21 +154,25 @@ class Files(kit.Case):
 
     def test_auto_layout_balances_causal_work(self):
         self.save_inputs()
-        files = ["run", "--q", self.path("k.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out", self.path("out.npy"), "--ring-size", 4]
+        files = ["run", "--q", self.path("k.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out",
+                 self.path("out.npy"), "--ring-size", 4]
         self.assertEqual(self.json(*files, "--causal")["layout"], "zigzag")
         self.assertEqual(self.json(*files)["layout"], "contiguous")
 
     def test_like_sets_combine_and_offset(self):
         self.save_inputs()
         p = self.pattern
-        for like, combine, offset in (("fkodom", "heads", "branch"), ("longnet", "mix", "head"), ("torchscale", "mix", "head-block"),
+        for like, combine, offset in (("fkodom", "heads", "branch"), ("longnet", "mix", "head"),
+                                      ("torchscale", "mix", "head-block"),
                                       ("strided", "heads", "residue")):
             self.pattern = reference.Pattern([8, 0], [1, 3], combine, offset, True, True)
-            self.ok("run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out", self.path("out.npy"), "--like", like,
+            self.ok("run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out",
+                    self.path("out.npy"), "--like", like,
                     "--segment-lengths", "8,0", "--dilation-rates", "1,3", "--causal")
             self.close(self.load("out.npy"), "out")
         self.pattern = reference.Pattern()
-        self.ok("run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out", self.path("out.npy"), "--like", "dense")
+        self.ok("run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out",
+                self.path("out.npy"), "--like", "dense")
         self.close(self.load("out.npy"), "out")
 
     def test_mapped_files_do_not_count_against_the_memory_limit(self):
@@ -165,7 +180,8 @@ class Files(kit.Case):
         array = np.random.default_rng(1).standard_normal((1, n, heads, dim)).astype(np.float32)
         self.save("big.npy", array)
         big, limit = self.path("big.npy"), array.nbytes
-        pid = os.posix_spawn(kit.RINGATTN, [kit.RINGATTN, "run", "--q", big, "--k", big, "--v", big, "--out", self.path("out.npy"), "--segment-lengths",
+        pid = os.posix_spawn(kit.RINGATTN, [kit.RINGATTN, "run", "--q", big, "--k", big, "--v", big, "--out",
+                                            self.path("out.npy"), "--segment-lengths",
                                             "200", "--ring-size", "4", "--memory-limit", str(limit // 4)], os.environ)
         self.assertEqual(os.waitpid(pid, 0)[1], 0)
         out = self.load("out.npy")

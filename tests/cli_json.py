@@ -1,4 +1,4 @@
-"""Every command prints one JSON object with the fields that programs rely on; plans are instant and memory falls as promised."""
+"""Every command prints one JSON object with the fields that programs rely on; plans are instant, memory falls."""
 import json
 import os
 import sys
@@ -26,9 +26,12 @@ class Fields(kit.Case):
             self.save(name + ".npy", array)
         f = lambda n: self.path(n + ".npy")
         run = self.json("run", "--q", f("q"), "--k", f("k"), "--v", f("v"), "--out", f("out"), "--ring-size", 2)
-        self.has(run, "files batch seq_q seq_k heads kv_heads head_dim dtype kernel threads ring_size layout schedule ms bytes_sent holes", "run")
+        self.has(run, "files batch seq_q seq_k heads kv_heads head_dim dtype kernel threads ring_size layout schedule ms",
+                 "run")
+        self.has(run, "bytes_sent holes", "run")
         self.assertEqual(run["files"], {"out": f("out")})
-        grad = self.json("grad", "--q", f("q"), "--k", f("k"), "--v", f("v"), "--dout", f("dout"), "--dq", f("dq"), "--dk", f("dk"), "--dv", f("dv"))
+        grad = self.json("grad", "--q", f("q"), "--k", f("k"), "--v", f("v"), "--dout", f("dout"), "--dq", f("dq"), "--dk",
+                         f("dk"), "--dv", f("dv"))
         self.assertEqual(set(grad["files"]), {"dq", "dk", "dv"})
 
     def test_verify(self):
@@ -41,7 +44,8 @@ class Fields(kit.Case):
 
     def test_bench(self):
         value = self.json("bench", *SMALL, "--pass", "both", "--repeat", 2, "--ring-size", 2)
-        self.has(value, "fwd bwd kernel dtype threads ring_size layout schedule workspace_bytes peak_bytes planned_bytes holes", "bench")
+        self.has(value, "fwd bwd kernel dtype threads ring_size layout schedule workspace_bytes peak_bytes planned_bytes holes",
+                 "bench")
         for part in ("fwd", "bwd"):
             self.has(value[part], "ms ms_min gflops bytes_sent bytes_sent_total wait_ms", part)
             self.assertGreater(value[part]["gflops"], 0)
@@ -56,11 +60,13 @@ class Fields(kit.Case):
     def test_bench_counts_the_bytes_of_the_formula(self):
         n, p, h, d = 256, 4, 2, 16
         for dtype, e in (("f32", 4), ("bf16", 2)):
-            value = self.json("bench", "--seq", n, "--heads", h, "--head-dim", d, "--ring-size", p, "--pass", "both", "--repeat", 1, "--schedule",
+            value = self.json("bench", "--seq", n, "--heads", h, "--head-dim", d, "--ring-size", p, "--pass", "both",
+                              "--repeat", 1, "--schedule",
                               "ring", "--dtype", dtype)
             self.assertEqual(value["fwd"]["bytes_sent"], 2 * (p - 1) * (n // p) * h * d * e)
             self.assertEqual(value["bwd"]["bytes_sent"], 2 * (p - 1) * (n // p) * h * d * (e + 4))
-        inside = self.json("bench", "--seq", n, "--heads", h, "--head-dim", d, "--ring-size", p, "--repeat", 1, "--segment-lengths", n // p)
+        inside = self.json("bench", "--seq", n, "--heads", h, "--head-dim", d, "--ring-size", p, "--repeat", 1,
+                           "--segment-lengths", n // p)
         self.assertEqual(inside["fwd"]["bytes_sent_total"], 0)
 
     def test_memory(self):
@@ -72,7 +78,8 @@ class Fields(kit.Case):
             self.assertAlmostEqual(row["bytes_per_token"], row["peak_bytes"] / row["seq"])
 
     def test_plan(self):
-        value = self.json(*BILLION, "--segment-lengths", "2048,4096,8192", "--dilation-rates", "1,2,4", "--heads", 12, "--head-dim", 64)
+        value = self.json(*BILLION, "--segment-lengths", "2048,4096,8192", "--dilation-rates", "1,2,4", "--heads", 12,
+                          "--head-dim", 64)
         self.has(value, "ranks balance schedule layout bucket reason holes predicted_ms", "plan")
         self.assertEqual(len(value["ranks"]), 64)
         for rank in value["ranks"]:
@@ -85,8 +92,10 @@ class Fields(kit.Case):
     def test_why_and_draw_agree_with_the_reference(self):
         rng = np.random.default_rng(1)
         for _ in range(12):
-            p = reference.Pattern([int(rng.integers(0, 20)), int(rng.integers(0, 20))], [int(rng.integers(1, 4)), int(rng.integers(1, 4))],
-                                  str(rng.choice(["heads", "mix"])), str(rng.choice(["branch", "head", "head-block", "residue"])),
+            p = reference.Pattern([int(rng.integers(0, 20)), int(rng.integers(0, 20))],
+                                  [int(rng.integers(1, 4)), int(rng.integers(1, 4))],
+                                  str(rng.choice(["heads", "mix"])), str(rng.choice(["branch", "head", "head-block",
+                                                                                     "residue"])),
                                   bool(rng.integers(2)), bool(rng.integers(2)), (5, 7) if rng.integers(2) else None)
             nq, nk, heads, head = 14, 17, 3, int(rng.integers(3))
             shape = ["--seq", nk, "--seq-q", nq, "--heads", heads, "--head", head, *kit.arguments(p, ring=3, bucket=2)]
@@ -110,14 +119,16 @@ class Fields(kit.Case):
         self.assertGreater(demo["checks"], 15)
 
     def test_nothing_but_the_object_is_on_stdout(self):
-        for args in (["info"], ["plan", *SMALL], ["bench", *SMALL, "--repeat", 1], ["verify", "--cases", 1], ["memory", *SMALL, "--ring-sizes", 1]):
+        for args in (["info"], ["plan", *SMALL], ["bench", *SMALL, "--repeat", 1], ["verify", "--cases", 1],
+                     ["memory", *SMALL, "--ring-sizes", 1]):
             json.loads(self.ok(*args, "--json").stdout)
 
 
 class Promises(kit.Case):
     def test_a_billion_tokens_plan_in_a_tenth_of_a_second(self):
         for pattern in (["--segment-lengths", "2048,4096,8192", "--dilation-rates", "1,2,4", "--heads", 12, "--head-dim", 64],
-                        ["--segment-lengths", 0, "--causal", "--layout", "zigzag"], ["--segment-lengths", 2047, "--layout", "striped"]):
+                        ["--segment-lengths", 0, "--causal", "--layout", "zigzag"],
+                        ["--segment-lengths", 2047, "--layout", "striped"]):
             best = 1e9
             for _ in range(5):  # the machine may be busy with something else
                 start = time.monotonic()
@@ -127,18 +138,21 @@ class Promises(kit.Case):
 
     def test_memory_of_a_rank_falls_with_the_ring(self):
         for dtype, least in (("f32", [0, 0.40, 0.70, 0.85]), ("bf16", [0, 0.20, 0.55, 0.75])):
-            value = self.json("memory", "--seq", 4096, "--heads", 8, "--head-dim", 64, "--ring-sizes", "1,2,4,8", "--schedule", "ring", "--bucket", 64,
+            value = self.json("memory", "--seq", 4096, "--heads", 8, "--head-dim", 64, "--ring-sizes", "1,2,4,8", "--schedule",
+                              "ring", "--bucket", 64,
                               "--dtype", dtype, timeout=600)
             for row, reduction in zip(value["rows"], least):
                 self.assertEqual(row["peak_bytes"], row["planned_bytes"])
                 self.assertGreaterEqual(row["reduction"], reduction, f"{dtype}, ring of {row['ring_size']}")
 
     def test_the_system_sees_no_more_memory_than_was_planned(self):
-        shape = ["--seq", 16384, "--heads", 4, "--head-dim", 64, "--segment-lengths", 1024, "--schedule", "ring", "--bucket", 64]
+        shape = ["--seq", 16384, "--heads", 4, "--head-dim", 64, "--segment-lengths", 1024, "--schedule", "ring", "--bucket",
+                 64]
         for ranks in (1, 4):
             planned = max(r["memory_bytes"] for r in self.json("plan", *shape, "--ring-size", ranks)["ranks"])
             # the high-water mark of the child, from the kernel
-            pid = os.posix_spawn(kit.RINGATTN, [kit.RINGATTN, "memory", *map(str, shape), "--ring-sizes", str(ranks)], os.environ,
+            pid = os.posix_spawn(kit.RINGATTN, [kit.RINGATTN, "memory", *map(str, shape), "--ring-sizes", str(ranks)],
+                                 os.environ,
                                  file_actions=[(os.POSIX_SPAWN_OPEN, 1, "/dev/null", os.O_WRONLY, 0)])
             _, status, usage = os.wait4(pid, 0)
             self.assertEqual(status, 0)
@@ -146,14 +160,17 @@ class Promises(kit.Case):
 
     def test_the_longest_sequence_that_fits_is_long(self):
         for ranks, least in ((1, 500000), (8, 4000000), (64, 32000000)):
-            value = self.json("plan", "--fit", "--memory-limit", "80G", "--ring-size", ranks, "--heads", 8, "--head-dim", 64, "--dtype", "bf16")
+            value = self.json("plan", "--fit", "--memory-limit", "80G", "--ring-size", ranks, "--heads", 8, "--head-dim", 64,
+                              "--dtype", "bf16")
             self.assertGreaterEqual(value["fit"]["seq"], least)
             self.assertLessEqual(max(r["memory_bytes"] for r in value["ranks"]), 80 << 30)
             self.assertIn(str(value["fit"]["seq"]), value["fit"]["cli"])
 
     def test_what_fits_is_printed_so_that_it_can_be_run(self):
-        value = self.json("plan", "--fit", "--memory-limit", "3M", "--ring-size", 2, "--heads", 4, "--kv-heads", 2, "--head-dim", 16, "--segment-lengths",
-                          "64,0", "--dilation-rates", "1,5", "--like", "longnet", "--dilate-queries", "no", "--causal", "--window", "300,-1")
+        value = self.json("plan", "--fit", "--memory-limit", "3M", "--ring-size", 2, "--heads", 4, "--kv-heads", 2,
+                          "--head-dim", 16, "--segment-lengths",
+                          "64,0", "--dilation-rates", "1,5", "--like", "longnet", "--dilate-queries", "no", "--causal",
+                          "--window", "300,-1")
         words = value["fit"]["cli"].split()
         self.assertEqual(words[0], "ringattn")
         bench = self.json(*words[1:], "--pass", "both", "--repeat", 1)
@@ -163,10 +180,13 @@ class Promises(kit.Case):
             self.assertIn("RA_COMBINE_MIX" if name == "c" else "mix", value["fit"][name])
 
     def test_one_rank_alone_is_right_and_holds_what_was_planned(self):
-        for more in (["--segment-lengths", "64,128,256", "--dilation-rates", "1,2,4"], ["--causal", "--layout", "zigzag", "--dtype", "bf16"],
+        for more in (["--segment-lengths", "64,128,256", "--dilation-rates", "1,2,4"],
+                     ["--causal", "--layout", "zigzag", "--dtype", "bf16"],
                      ["--layout", "striped", "--kv-heads", 1, "--dropout", 0.1, "--segment-lengths", 100]):
-            whole = self.json("plan", "--seq", 6000, "--ring-size", 16, "--heads", 3, "--head-dim", 16, "--pass", "both", "--schedule", "ring", *more)
-            value = self.json("bench", "--rank", 7, "--ring-size", 16, "--seq", 6000, "--heads", 3, "--head-dim", 16, "--pass", "both", "--schedule",
+            whole = self.json("plan", "--seq", 6000, "--ring-size", 16, "--heads", 3, "--head-dim", 16, "--pass", "both",
+                              "--schedule", "ring", *more)
+            value = self.json("bench", "--rank", 7, "--ring-size", 16, "--seq", 6000, "--heads", 3, "--head-dim", 16, "--pass",
+                              "both", "--schedule",
                               "ring", *more)
             self.assertFalse(value["failed"])
             self.assertEqual(set(value["worst"]), {"out", "lse", "dq"})
@@ -179,7 +199,8 @@ class Promises(kit.Case):
 
     @unittest.skipUnless(kit.LONG, "takes a minute: RINGATTN_LONG=1")
     def test_one_rank_of_64_million_tokens_runs_here(self):
-        value = self.json("bench", "--rank", 17, "--ring-size", 64, "--seq", 64000000, "--segment-lengths", "2048,4096,8192", "--dilation-rates", "1,2,4",
+        value = self.json("bench", "--rank", 17, "--ring-size", 64, "--seq", 64000000, "--segment-lengths", "2048,4096,8192",
+                          "--dilation-rates", "1,2,4",
                           "--heads", 3, "--head-dim", 16, timeout=900)
         self.assertFalse(value["failed"])
         self.assertEqual(value["sampled_rows"], 1000)
@@ -187,7 +208,8 @@ class Promises(kit.Case):
 
     def test_auto_gathers_short_sequences_and_rings_long_ones(self):
         self.assertEqual(self.json("plan", "--seq", 1024, "--ring-size", 8)["schedule"], "gather")
-        self.assertEqual(self.json("plan", "--seq", 1000000, "--ring-size", 8, "--memory-limit", "1G", "--heads", 2, "--head-dim", 64)["schedule"], "ring")
+        self.assertEqual(self.json("plan", "--seq", 1000000, "--ring-size", 8, "--memory-limit", "1G", "--heads", 2,
+                                   "--head-dim", 64)["schedule"], "ring")
 
     def test_machines_predict_and_scale(self):
         for machine in ("laptop", "h200x8", "h200x64"):
@@ -197,8 +219,10 @@ class Promises(kit.Case):
             self.assertGreater(times[0], times[3])
             self.assertTrue(all(0 < r["efficiency"] <= 1.001 for r in value["weak_scaling"]))
         with open(self.path("mine.json"), "w") as f:
-            json.dump({"name": "mine", "flops": {"f32": 1e12, "bf16": 4e12, "f16": 4e12, "f64": 1e11}, "backward_share": 0.8, "ranks_per_node": 4,
-                       "inside": {"seconds": 1e-6, "bytes_per_second": 1e10}, "between": {"seconds": 1e-5, "bytes_per_second": 1e9}}, f)
+            json.dump({"name": "mine", "flops": {"f32": 1e12, "bf16": 4e12, "f16": 4e12, "f64": 1e11}, "backward_share": 0.8,
+                       "ranks_per_node": 4,
+                       "inside": {"seconds": 1e-6, "bytes_per_second": 1e10},
+                       "between": {"seconds": 1e-5, "bytes_per_second": 1e9}}, f)
         value = self.json("plan", *SMALL, "--machine", self.path("mine.json"))
         self.assertEqual(value["machine"], "mine")
         pairs = 128 * 128 * 2

@@ -26,18 +26,23 @@ class Leaks(kit.Case):
         for name in ("q", "k", "v", "dout"):
             self.save(name + ".npy", np.ones((1, 9, 2, 4), np.float32))
         f = lambda n: self.path(n + ".npy")
-        self.clean(0, "grad", "--q", f("q"), "--k", f("k"), "--v", f("v"), "--dout", f("dout"), "--dq", self.path("g.safetensors:a"), "--dk",
-                   self.path("g.safetensors:b"), "--dv", f("dv"), "--ring-size", 3, "--key-range", "1:7", "--trace", self.path("t.json"))
-        for args in (["verify", "--cases", 3], ["bench", *SMALL, "--pass", "both", "--repeat", 1, "--json"], ["bench", *SMALL, "--rank", 1],
+        self.clean(0, "grad", "--q", f("q"), "--k", f("k"), "--v", f("v"), "--dout", f("dout"), "--dq",
+                   self.path("g.safetensors:a"), "--dk",
+                   self.path("g.safetensors:b"), "--dv", f("dv"), "--ring-size", 3, "--key-range", "1:7", "--trace",
+                   self.path("t.json"))
+        for args in (["verify", "--cases", 3], ["bench", *SMALL, "--pass", "both", "--repeat", 1, "--json"],
+                     ["bench", *SMALL, "--rank", 1],
                      ["memory", *SMALL[:6], "--ring-sizes", "1,2", "--json"], ["plan", *SMALL, "--machine", "laptop", "--json"],
-                     ["plan", *SMALL, "--fit", "--memory-limit", "1G", "--json"], ["why", "--query", 3, "--key", 4, *SMALL, "--json"],
+                     ["plan", *SMALL, "--fit", "--memory-limit", "1G", "--json"],
+                     ["why", "--query", 3, "--key", 4, *SMALL, "--json"],
                      ["draw", *SMALL, "--svg", self.path("x.svg"), "--json"], ["info", "--json"]):
             with self.subTest(args=args):
                 self.clean(0, *args)
 
     def test_commands_that_are_refused(self):
         self.save("q.npy", np.ones((1, 9, 2, 4), np.float32))
-        for code, args in ((3, ["run", "--q", self.path("q.npy"), "--k", self.path("q.npy"), "--v", self.path("none.npy"), "--out", self.path("o.npy")]),
+        for code, args in ((3, ["run", "--q", self.path("q.npy"), "--k", self.path("q.npy"), "--v", self.path("none.npy"),
+                                "--out", self.path("o.npy")]),
                            (4, ["bench", "--memory-limit", "1K"]), (2, ["plan", "--heads", 3, "--kv-heads", 2])):
             with self.subTest(args=args):
                 self.clean(code, *args)

@@ -1,4 +1,4 @@
-"""Under mpirun the same command runs as one rank of p: the same bits as with threads, one voice, and no output after a failure."""
+"""Under mpirun the same command runs as one rank of p: the bits of threads, one voice, no output after a failure."""
 import json
 import os
 import shutil
@@ -14,7 +14,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli
 import kit
 import safe
 
-ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+               "OMPI_MCA_rmaps_base_oversubscribe": "1"}
 
 
 def found():
@@ -24,7 +25,8 @@ def found():
 
 
 def launch(mpi, ranks, *args, more=(), timeout=120):
-    return subprocess.run(["mpirun." + mpi, *more, "-n", str(ranks), kit.RINGATTN, *map(str, args)], capture_output=True, text=True,
+    return subprocess.run(["mpirun." + mpi, *more, "-n", str(ranks), kit.RINGATTN, *map(str, args)], capture_output=True,
+                          text=True,
                           timeout=timeout, env=ENVIRONMENT)
 
 
@@ -43,10 +45,12 @@ class UnderALauncher(kit.Case):
         for mpi in self.mpis:
             for ranks, layout, schedule in ((2, "zigzag", "ring"), (3, "striped", "gather"), (4, "contiguous", "ring")):
                 with self.subTest(mpi=mpi, ranks=ranks, layout=layout, schedule=schedule):
-                    options = ["--causal", "--segment-lengths", "40,0", "--dilation-rates", "1,3", "--layout", layout, "--schedule", schedule,
+                    options = ["--causal", "--segment-lengths", "40,0", "--dilation-rates", "1,3", "--layout", layout,
+                               "--schedule", schedule,
                                "--bucket", 8, "--dout", self.path("dout.npy")]
                     for where, names in (("m", launch), ("t", None)):
-                        outputs = [part for n in ("dq", "dk", "dv") for part in ("--" + n, self.path(f"{where}.safetensors:{n}"))]
+                        outputs = [part for n in ("dq", "dk", "dv") for part in ("--" + n,
+                                                                                 self.path(f"{where}.safetensors:{n}"))]
                         outputs += ["--out", self.path(where + "out.npy"), "--lse", self.path(where + "lse.npy")]
                         done = (launch(mpi, ranks, "grad", *self.inputs, *options, *outputs) if names else
                                 kit.run("grad", *self.inputs, *options, *outputs, "--ring-size", ranks, "--threads", 1))
@@ -64,7 +68,8 @@ class UnderALauncher(kit.Case):
             verify = launch(mpi, 3, "verify", "--cases", 4, "--json")
             self.assertEqual(verify.returncode, 0, verify.stderr)
             self.assertEqual(json.loads(verify.stdout)["failed"], 0)
-            bench = launch(mpi, 2, "bench", "--seq", 256, "--heads", 2, "--head-dim", 16, "--repeat", 2, "--pass", "both", "--schedule", "ring", "--json")
+            bench = launch(mpi, 2, "bench", "--seq", 256, "--heads", 2, "--head-dim", 16, "--repeat", 2, "--pass", "both",
+                           "--schedule", "ring", "--json")
             self.assertEqual(bench.returncode, 0, bench.stderr)
             value = json.loads(bench.stdout)
             self.assertEqual(value["ring_size"], 2)
@@ -90,7 +95,8 @@ class UnderALauncher(kit.Case):
         self.save("big.npy", big)
         name = self.path("big.npy")
         for mpi in self.mpis:
-            done = launch(mpi, 4, "run", "--q", name, "--k", name, "--v", name, "--out", self.path("out.npy"), "--segment-lengths", 200,
+            done = launch(mpi, 4, "run", "--q", name, "--k", name, "--v", name, "--out", self.path("out.npy"),
+                          "--segment-lengths", 200,
                           "--memory-limit", big.nbytes, "--json")
             self.assertEqual(done.returncode, 0, done.stderr)
             os.unlink(self.path("out.npy"))
@@ -101,14 +107,17 @@ class UnderALauncher(kit.Case):
         name, before = self.path("big.npy"), None
         for mpi in self.mpis:
             before = self.files()
-            process = subprocess.Popen(["mpirun." + mpi, "-n", "2", kit.RINGATTN, "run", "--q", name, "--k", name, "--v", name, "--out",
-                                        self.path("out.npy"), "--kernel", "scalar", "--timeout", "2"], stdout=subprocess.DEVNULL,
+            process = subprocess.Popen(["mpirun." + mpi, "-n", "2", kit.RINGATTN, "run", "--q", name, "--k", name, "--v", name,
+                                        "--out",
+                                        self.path("out.npy"), "--kernel", "scalar", "--timeout", "2"],
+                                       stdout=subprocess.DEVNULL,
                                        stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
             deadline = time.monotonic() + 60
             while self.files() == before and time.monotonic() < deadline and process.poll() is None:
                 time.sleep(0.02)
             time.sleep(0.5)
-            victims = subprocess.run(["pgrep", "-f", f"{kit.RINGATTN} run --q {name}"], capture_output=True, text=True).stdout.split()
+            victims = subprocess.run(["pgrep", "-f", f"{kit.RINGATTN} run --q {name}"], capture_output=True,
+                                     text=True).stdout.split()
             victims = [int(p) for p in victims if os.readlink(f"/proc/{p}/exe") == os.path.realpath(kit.RINGATTN)]
             self.assertEqual(len(victims), 2, "both ranks run")
             os.kill(max(victims), signal.SIGKILL)

@@ -30,7 +30,8 @@ def random_case(rng, combine, offset, dilate, causal, most=150):
     p = reference.Pattern(segments, rates, combine, offset, dilate, causal, window, key_range, scale, dropout, seed)
     dim = int(rng.choice(DIMS))
     how = {"ring": int(rng.choice([1, 2, 3, 4, 5, 6, 7, 8, 64], p=[0.12] * 8 + [0.04])), "layout": str(rng.choice(LAYOUTS)),
-           "bucket": [None, 1, 5, "auto"][rng.integers(0, 4)], "threads": int(rng.integers(1, 3)), "schedule": [None, "ring", "gather", "auto"][rng.integers(0, 4)]}
+           "bucket": [None, 1, 5, "auto"][rng.integers(0, 4)], "threads": int(rng.integers(1, 3)),
+           "schedule": [None, "ring", "gather", "auto"][rng.integers(0, 4)]}
     if rng.random() < 0.2:
         how.update(placement="replicated", schedule=[None, "merge", "ring", "gather"][rng.integers(0, 4)])
     return p, kit.random_arrays(rng, int(rng.integers(1, 3)), nq, nk, hq, hk, dim), how
@@ -39,7 +40,8 @@ def random_case(rng, combine, offset, dilate, causal, most=150):
 class RunAgrees(kit.Case):
     def sweep(self, rounds, seed, dtypes):
         rng = np.random.default_rng(seed)
-        modes = list(itertools.product(["heads", "mix"], ["branch", "head", "head-block", "residue"], [True, False], [True, False]))
+        modes = list(itertools.product(["heads", "mix"], ["branch", "head", "head-block", "residue"], [True, False],
+                                       [True, False]))
         for n, (mode, dtype) in enumerate(itertools.product(modes * rounds, dtypes)):
             with self.subTest(n=n, mode=mode, dtype=dtype):
                 p, arrays, how = random_case(rng, *mode)
@@ -80,7 +82,8 @@ class RunAgrees(kit.Case):
             for placement, schedule in (("sharded", None), ("replicated", "merge")):
                 with self.subTest(nk=nk, placement=placement):
                     p = reference.Pattern(causal=True)
-                    kit.check(self, p, *kit.random_arrays(rng, 1, 1, nk, 4, 2, 16), ring=3, placement=placement, schedule=schedule)
+                    kit.check(self, p, *kit.random_arrays(rng, 1, 1, nk, 4, 2, 16), ring=3, placement=placement,
+                              schedule=schedule)
 
     def test_more_ranks_than_rows_agree(self):
         rng = np.random.default_rng(7)
@@ -108,7 +111,8 @@ class SameBits(kit.Case):
                     names = ["dq", "dk", "dv", "out", "lse"]
                     outputs = [part for n in names for part in ("--" + n, self.path(n + ".npy"))]
                     self.ok("grad", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--dout",
-                            self.path("dout.npy"), *outputs, "--segment-lengths", "64,0", "--dilation-rates", "1,3", "--combine", "mix",
+                            self.path("dout.npy"), *outputs, "--segment-lengths", "64,0", "--dilation-rates", "1,3",
+                            "--combine", "mix",
                             "--causal", "--ring-size", ring, "--dtype", dtype, "--threads", threads)
                     seen.add(b"".join(self.load(n + ".npy").tobytes() for n in names))
                 self.assertEqual(len(seen), 1, f"ring {ring}, {dtype}")

@@ -1,4 +1,4 @@
-"""--trace writes a timeline that Perfetto reads: lanes whose stretches never overlap, transfers that begin and end, bytes that add up."""
+"""--trace writes a timeline that Perfetto reads: lanes without overlaps, transfers that end, bytes that add up."""
 import json
 import os
 import sys
@@ -15,7 +15,8 @@ class Trace(kit.Case):
 
     def test_a_ring_is_traced_in_full(self):
         repeat, ranks = 2, 3
-        value, events = self.trace("bench", "--seq", 300, "--heads", 2, "--head-dim", 16, "--ring-size", ranks, "--schedule", "ring", "--bucket", 32,
+        value, events = self.trace("bench", "--seq", 300, "--heads", 2, "--head-dim", 16, "--ring-size", ranks, "--schedule",
+                                   "ring", "--bucket", 32,
                                    "--pass", "both", "--repeat", repeat)
         names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
         self.assertEqual(names, {(r, t): f"rank {r}{' transfers' if t else ''}" for r in range(ranks) for t in range(2)})

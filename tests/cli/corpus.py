@@ -1,5 +1,5 @@
-"""Hostile and odd files, each with the exit code that `run --q FILE` must end with. All hold, or claim to hold, q of shape [1, 4, 1, 2],
-float32. As a program it writes them, and some command lines, as seeds for fuzzers: corpus.py DIRECTORY."""
+"""Hostile and odd files, each with the exit code that `run --q FILE` must end with. All hold, or claim to hold, q of shape
+[1, 4, 1, 2], float32. As a program it writes them, and some command lines, as seeds for fuzzers: corpus.py DIRECTORY."""
 import json
 import os
 import pickle
@@ -67,12 +67,14 @@ def npy_files():
     yield "descr-record", npy(entry(descr="[('a', '<f4')]")), FILE
     yield "descr-number", npy(entry(descr="4")), FILE
     yield "descr-long", npy(entry(descr="'" + "<f4" * 1000 + "'")), FILE
-    for name, shape in (("scalar", "()"), ("integer", "4"), ("one", "(8,)"), ("parenthesis", "(8)"), ("negative", "(1, -4, 1, 2)"),
+    for name, shape in (("scalar", "()"), ("integer", "4"), ("one", "(8,)"), ("parenthesis", "(8)"),
+                        ("negative", "(1, -4, 1, 2)"),
                         ("real", "(1, 4.0, 1, 2)"), ("text", "('4',)"), ("none", "(None,)"), ("power", "(1, 2**2, 1, 2)"),
                         ("larger", "(1, 5, 1, 2)"), ("smaller", "(1, 3, 1, 2)"), ("2-63", "(9223372036854775807, 1, 1, 2)"),
                         ("2-64", "(18446744073709551616, 1, 1, 2)"), ("wraps", "(4294967296, 4294967296, 1, 2)"),
                         ("wraps-to-32", "(2305843009213693956, 2, 1, 2)"), ("googol", "(1" + "0" * 100 + ", 1, 1, 2)"),
-                        ("dims-9", "(1, 1, 1, 1, 1, 1, 4, 1, 2)"), ("dims-1000", "(" + "1, " * 1000 + ")"), ("tera", "(1, 1000000000000, 1, 2)"),
+                        ("dims-9", "(1, 1, 1, 1, 1, 1, 4, 1, 2)"), ("dims-1000", "(" + "1, " * 1000 + ")"),
+                        ("tera", "(1, 1000000000000, 1, 2)"),
                         ("list", "[1, 4, 1, 2]"), ("commas", "(1,, 4, 1, 2)"), ("leading-comma", "(, 1)")):
         yield "shape-" + name, npy(entry(shape=shape)), FILE
     yield "body-missing", npy(entry(), b""), FILE
@@ -96,7 +98,8 @@ def safetensors_files():
     yield "good", safetensors({"q": q}), GOOD
     yield "good-metadata", safetensors({"__metadata__": {"a": "b"}, "q": q}), GOOD
     yield "good-padded", safetensors(json.dumps({"q": q}).encode() + b" " * 64), GOOD
-    yield "good-second", safetensors({"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]}, "q": {**q, "data_offsets": [8, 40]}}, b"\0" * 8 + BODY), GOOD
+    yield "good-second", safetensors({"a": {"dtype": "U8", "shape": [8], "data_offsets": [0, 8]},
+                                      "q": {**q, "data_offsets": [8, 40]}}, b"\0" * 8 + BODY), GOOD
     yield "good-empty-tensor", safetensors({"a": {"dtype": "F16", "shape": [0], "data_offsets": [0, 0]}, "q": q}), GOOD
     yield "empty", b"", FILE
     yield "seven-bytes", b"\0" * 7, FILE
@@ -116,7 +119,8 @@ def safetensors_files():
     yield "header-nul", safetensors(b'{"q\\u0000": %s}' % text.encode()), FILE
     yield "name-twice", safetensors(('{"q": %s, "q": %s}' % (text, text)).encode()), FILE
     yield "name-missing", safetensors({"p": q}), FILE
-    yield "field-twice", safetensors(b'{"q": {"dtype": "F32", "dtype": "F32", "shape": [1, 4, 1, 2], "data_offsets": [0, 32]}}'), FILE
+    twice = b'{"q": {"dtype": "F32", "dtype": "F32", "shape": [1, 4, 1, 2], "data_offsets": [0, 32]}}'
+    yield "field-twice", safetensors(twice), FILE
     yield "entry-not-object", safetensors({"q": [1]}), FILE
     yield "metadata-not-object", safetensors({"__metadata__": 1, "q": q}), FILE
     yield "metadata-not-strings", safetensors({"__metadata__": {"a": 1}, "q": q}), FILE
@@ -124,12 +128,16 @@ def safetensors_files():
         yield "dtype-" + (name or "none"), safetensors(with_(dtype=name)), FILE
     yield "dtype-number", safetensors(with_(dtype=32)), FILE
     yield "dtype-wider", safetensors(with_(dtype="F64")), FILE
-    for name, shape in (("negative", [1, -4, 1, 2]), ("real", [1, 4.0, 1, 2]), ("text", "1,4,1,2"), ("null", None), ("larger", [1, 5, 1, 2]),
-                        ("smaller", [1, 3, 1, 2]), ("wraps", [2**62, 2**62, 1, 2]), ("2-64", [2**64, 1, 1, 2]), ("dims-9", [1] * 7 + [4, 2]),
+    for name, shape in (("negative", [1, -4, 1, 2]), ("real", [1, 4.0, 1, 2]), ("text", "1,4,1,2"), ("null", None),
+                        ("larger", [1, 5, 1, 2]),
+                        ("smaller", [1, 3, 1, 2]), ("wraps", [2**62, 2**62, 1, 2]), ("2-64", [2**64, 1, 1, 2]),
+                        ("dims-9", [1] * 7 + [4, 2]),
                         ("two", [4, 2])):
         yield "shape-" + name, safetensors(with_(shape=shape)), FILE
-    for name, offsets in (("negative", [-32, 0]), ("reversed", [32, 0]), ("three", [0, 32, 32]), ("one", [32]), ("real", [0, 32.0]),
-                          ("hole", [8, 40]), ("beyond", [32, 64]), ("short", [0, 28]), ("2-63", [2**63 - 32, 2**63]), ("2-64", [0, 2**64]), ("null", None)):
+    for name, offsets in (("negative", [-32, 0]), ("reversed", [32, 0]), ("three", [0, 32, 32]), ("one", [32]),
+                          ("real", [0, 32.0]),
+                          ("hole", [8, 40]), ("beyond", [32, 64]), ("short", [0, 28]), ("2-63", [2**63 - 32, 2**63]),
+                          ("2-64", [0, 2**64]), ("null", None)):
         yield "offsets-" + name, safetensors(with_(data_offsets=offsets)), FILE
     yield "overlap", safetensors({"q": q, "p": {**q, "data_offsets": [16, 48]}}, BODY + BODY[:16]), FILE
     yield "same-bytes-twice", safetensors({"q": q, "p": q}), FILE

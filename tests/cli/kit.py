@@ -14,7 +14,7 @@ import reference
 RINGATTN = os.environ.get("RINGATTN", os.path.join(os.path.dirname(__file__), "..", "..", "build", "ringattn"))
 LONG = os.environ.get("RINGATTN_LONG") == "1"
 
-# The search for leaks when a sanitized program exits takes seconds on some machines: cli_leaks.py does it, once for each command.
+# The search for leaks when a sanitized program exits takes seconds on some machines: cli_leaks.py does it, once a command.
 os.environ["ASAN_OPTIONS"] = "detect_leaks=0:allocator_may_return_null=1:" + os.environ.get("ASAN_OPTIONS", "")
 
 
@@ -74,7 +74,8 @@ class Case(unittest.TestCase):
 
 def arguments(p, dtype=None, ring=1, layout=None, bucket=None, threads=None, schedule=None, placement=None):
     """The options that describe a pattern and how to run it."""
-    a = ["--segment-lengths", ",".join(map(str, p.segments)), "--dilation-rates", ",".join(map(str, p.rates)), "--combine", p.combine,
+    a = ["--segment-lengths", ",".join(map(str, p.segments)), "--dilation-rates", ",".join(map(str, p.rates)), "--combine",
+         p.combine,
          "--offset", p.offset, "--dilate-queries", "yes" if p.dilate_queries else "no", "--ring-size", ring]
     if p.causal:
         a.append("--causal")
@@ -100,7 +101,8 @@ def check(test, p, q, k, v, dout, dtype="f32", **how):
     f = {n: test.path(n + ".npy") for n in ("q", "k", "v", "dout", "out", "lse", "dq", "dk", "dv", "gout", "glse")}
     options = arguments(p, dtype=dtype, **how)
     test.ok("run", "--q", f["q"], "--k", f["k"], "--v", f["v"], "--out", f["out"], "--lse", f["lse"], *options)
-    test.ok("grad", "--q", f["q"], "--k", f["k"], "--v", f["v"], "--dout", f["dout"], "--dq", f["dq"], "--dk", f["dk"], "--dv", f["dv"],
+    test.ok("grad", "--q", f["q"], "--k", f["k"], "--v", f["v"], "--dout", f["dout"], "--dq", f["dq"], "--dk", f["dk"], "--dv",
+            f["dv"],
             "--out", f["gout"], "--lse", f["glse"], *options)
     want, m = reference.attention(p, *(reference.round_to(dtype, a) for a in (q, k, v, dout)))
     worst = {}
@@ -108,7 +110,8 @@ def check(test, p, q, k, v, dout, dtype="f32", **how):
         got = test.load(name + ".npy")
         test.assertEqual(got.dtype, np.float64 if dtype == "f64" else np.float32)
         worst[name] = reference.error(name, got, want[name], m[name])
-        test.assertLessEqual(worst[name], reference.bound(dtype, name, m), f"{name}: {' '.join(map(str, options))} q {q.shape} k {k.shape}")
+        test.assertLessEqual(worst[name], reference.bound(dtype, name, m),
+                             f"{name}: {' '.join(map(str, options))} q {q.shape} k {k.shape}")
     test.assertEqual(test.load("out.npy").tobytes(), test.load("gout.npy").tobytes())
     test.assertEqual(test.load("lse.npy").tobytes(), test.load("glse.npy").tobytes())
     return worst

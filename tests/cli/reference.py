@@ -97,7 +97,7 @@ def keep(p, i, row, nq, nk):
 
 
 def attention(p, q, k, v, dout=None):
-    """out, lse, and with dout dq, dk, dv; and for each tensor M, the same sum in absolute values ("score": the largest score)."""
+    """out, lse, and with dout dq, dk, dv; and for each tensor M, the same sum in absolute values (and the largest score)."""
     q, k, v = (np.asarray(a, np.float64) for a in (q, k, v))
     batch, nq, hq, dim = q.shape
     nk, hk = k.shape[1:3]
