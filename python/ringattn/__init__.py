@@ -18,13 +18,30 @@ from ._lib import version as __version__
 
 # Names that need torch, and the module that has each.
 _WITH_TORCH = {
-    "modules": ("RingDilatedAttention", "RingDilatedAttentionHybrid", "RingDilatedAttentionV3", "RingDilatedAttentionV2Collective",
-                "RingDilatedAttentionV2", "RingAttentionCorrect"),
+    "modules": (
+        "RingDilatedAttention",
+        "RingDilatedAttentionHybrid",
+        "RingDilatedAttentionV3",
+        "RingDilatedAttentionV2Collective",
+        "RingDilatedAttentionV2",
+        "RingAttentionCorrect",
+    ),
     "multihead": ("RingMultiheadDilatedAttention",),
     "gradients": ("sync_gradients",),
-    "helpers": ("circular_rank_left", "circular_rank_right", "send_and_receive_", "ring_pass", "all_ring_pass", "split_by_rank",
-                "gather_from_rank", "RingInfo", "StableRingAccumulator", "compute_attention_with_lse", "create_causal_mask",
-                "apply_ring_mask"),
+    "helpers": (
+        "circular_rank_left",
+        "circular_rank_right",
+        "send_and_receive_",
+        "ring_pass",
+        "all_ring_pass",
+        "split_by_rank",
+        "gather_from_rank",
+        "RingInfo",
+        "StableRingAccumulator",
+        "compute_attention_with_lse",
+        "create_causal_mask",
+        "apply_ring_mask",
+    ),
     "_check": ("check", "CheckReport"),
 }
 _HOME = {name: module for module, names in _WITH_TORCH.items() for name in names}
@@ -32,14 +49,43 @@ _HOME = {name: module for module, names in _WITH_TORCH.items() for name in names
 if TYPE_CHECKING:
     from ._check import CheckReport, check
     from .gradients import sync_gradients
-    from .helpers import (RingInfo, StableRingAccumulator, all_ring_pass, apply_ring_mask, circular_rank_left, circular_rank_right,
-                          compute_attention_with_lse, create_causal_mask, gather_from_rank, ring_pass, send_and_receive_, split_by_rank)
-    from .modules import (RingAttentionCorrect, RingDilatedAttention, RingDilatedAttentionHybrid, RingDilatedAttentionV2,
-                          RingDilatedAttentionV2Collective, RingDilatedAttentionV3)
+    from .helpers import (
+        RingInfo,
+        StableRingAccumulator,
+        all_ring_pass,
+        apply_ring_mask,
+        circular_rank_left,
+        circular_rank_right,
+        compute_attention_with_lse,
+        create_causal_mask,
+        gather_from_rank,
+        ring_pass,
+        send_and_receive_,
+        split_by_rank,
+    )
+    from .modules import (
+        RingAttentionCorrect,
+        RingDilatedAttention,
+        RingDilatedAttentionHybrid,
+        RingDilatedAttentionV2,
+        RingDilatedAttentionV2Collective,
+        RingDilatedAttentionV3,
+    )
     from .multihead import RingMultiheadDilatedAttention
 
-__all__ = ["attention", "describe", "draw", "info", "like", "recommended_dtype", "stats", "HolesWarning", "RingattnError", "__version__",
-           *_HOME]
+__all__ = [
+    "attention",
+    "describe",
+    "draw",
+    "info",
+    "like",
+    "recommended_dtype",
+    "stats",
+    "HolesWarning",
+    "RingattnError",
+    "__version__",
+    *_HOME,
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -17,25 +17,44 @@ from .dist import resolve
 _DTYPES = {np.dtype(np.float32): _lib.F32, np.dtype(np.float16): _lib.F16, np.dtype(np.float64): _lib.F64}
 
 
-def attention(query: Any, key: Any, value: Any, segment_lengths: Optional[Sequence[int]] = None,
-              dilation_rates: Optional[Sequence[int]] = None, is_causal: bool = False, window: Optional[tuple[int, int]] = None,
-              key_range: Any = None, scale: Optional[float] = None, dropout_p: float = 0.0, seed: Any = None, combine: str = "heads",
-              offset: str = "branch", dilate_queries: bool = True, group: Any = None, layout: str = "contiguous",
-              query_placement: str = "sharded", schedule: str = "auto", bucket: Optional[int] = None, threads: Optional[int] = None,
-              timeout: Optional[float] = None, kernel: str = "auto", return_lse: bool = False) -> Any:
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    segment_lengths: Optional[Sequence[int]] = None,
+    dilation_rates: Optional[Sequence[int]] = None,
+    is_causal: bool = False,
+    window: Optional[tuple[int, int]] = None,
+    key_range: Any = None,
+    scale: Optional[float] = None,
+    dropout_p: float = 0.0,
+    seed: Any = None,
+    combine: str = "heads",
+    offset: str = "branch",
+    dilate_queries: bool = True,
+    group: Any = None,
+    layout: str = "contiguous",
+    query_placement: str = "sharded",
+    schedule: str = "auto",
+    bucket: Optional[int] = None,
+    threads: Optional[int] = None,
+    timeout: Optional[float] = None,
+    kernel: str = "auto",
+    return_lse: bool = False,
+) -> Any:
     """Exact attention over global positions, dense or dilated, alone or on a ring of ranks.
 
     Args:
         query: ``[B, Nq, H, D]``: NumPy array, torch tensor, or anything with ``__dlpack__``. With a group, this rank's rows.
         key, value: ``[B, Nk, Hk, D]``; H is a multiple of Hk (query head h reads KV head ``h // (H // Hk)``).
-        segment_lengths, dilation_rates: the branches of a dilated pattern, a segment length of 0 meaning the whole sequence; None for
-            dense attention.
+        segment_lengths, dilation_rates: the branches of a dilated pattern, a segment length of 0 meaning the whole sequence;
+            None for dense attention.
         is_causal: no key after its query. The last query meets the last key, also where Nq and Nk differ.
         window: ``(left, right)``, how far before and after its query a key may lie; -1 for no limit.
         key_range: ``(begin, end)`` or one such pair for each batch entry: keys outside are not attended (padding).
         scale: of the scores; ``1 / sqrt(D)`` by default.
-        dropout_p, seed: dropout of the attention weights. The mask depends on the seed and global positions alone; without a seed
-            one is drawn from NumPy's or torch's global generator (of rank 0 in a group).
+        dropout_p, seed: dropout of the attention weights. The mask depends on the seed and global positions alone; without a
+            seed one is drawn from NumPy's or torch's global generator (of rank 0 in a group).
         combine: ``"heads"`` deals the KV heads to the branches; ``"mix"`` runs every branch on every head in one softmax.
         offset: which lattice a branch reads: ``"branch"``, ``"head"``, ``"head-block"`` or ``"residue"``.
         dilate_queries: queries off the lattice have no key in that branch and come out as zero; False lets them read it.
@@ -69,13 +88,51 @@ def attention(query: Any, key: Any, value: Any, segment_lengths: Optional[Sequen
     True
     """
     if type(query) is not np.ndarray and _is_torch(query):
-        return _torch_attention()(query, key, value, segment_lengths, dilation_rates, is_causal, window, key_range, scale, dropout_p, seed,
-                                  combine, offset, dilate_queries, group, layout, query_placement, schedule, bucket, threads, timeout,
-                                  kernel, return_lse)
+        return _torch_attention()(
+            query,
+            key,
+            value,
+            segment_lengths,
+            dilation_rates,
+            is_causal,
+            window,
+            key_range,
+            scale,
+            dropout_p,
+            seed,
+            combine,
+            offset,
+            dilate_queries,
+            group,
+            layout,
+            query_placement,
+            schedule,
+            bucket,
+            threads,
+            timeout,
+            kernel,
+            return_lse,
+        )
     where = _ALONE if group is None else resolve(group)
     try:
-        options = make_options(segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries,
-                               layout, query_placement, schedule, bucket, threads, timeout, kernel)
+        options = make_options(
+            segment_lengths,
+            dilation_rates,
+            is_causal,
+            window,
+            scale,
+            dropout_p,
+            combine,
+            offset,
+            dilate_queries,
+            layout,
+            query_placement,
+            schedule,
+            bucket,
+            threads,
+            timeout,
+            kernel,
+        )
         if type(query) is not np.ndarray or type(key) is not np.ndarray or type(value) is not np.ndarray:
             query, key, value = _from_dlpack(query, key, value)
             if _is_torch(query):
@@ -104,19 +161,23 @@ def _torch_attention() -> Any:
     return _for_torch
 
 
-# -------------------------------------------------------------------------------------------------------------------------- NumPy
+# ------------------------------------------------------------------------------------------------------------------------ NumPy
 
 
 def _prepare(query: np.ndarray, key: np.ndarray, value: np.ndarray, options: Options, key_range: Any, seed: Any) -> Any:
     """Everything that can be wrong with the tensors, before any other rank hears of the call."""
     code, size = _dtype_of(query.dtype), query.itemsize
-    batch, rows, heads, dim, keys, kv_heads = checked_shapes(query.shape, key.shape, value.shape, (query.dtype, key.dtype, value.dtype))
+    batch, rows, heads, dim, keys, kv_heads = checked_shapes(
+        query.shape, key.shape, value.shape, (query.dtype, key.dtype, value.dtype)
+    )
     shape = Shape(code, _lib.CPU, batch, rows, keys, heads, kv_heads, dim)
     views = _view("query", query, size), _view("key", key, size), _view("value", value, size)
     return shape, views, key_ranges(key_range, batch), _numpy_seed(seed) if options.dropout_p else 0
 
 
-def _run(query: np.ndarray, key: np.ndarray, value: np.ndarray, options: Options, ready: Any, where: Any, return_lse: bool) -> Any:
+def _run(
+    query: np.ndarray, key: np.ndarray, value: np.ndarray, options: Options, ready: Any, where: Any, return_lse: bool
+) -> Any:
     shape, views, ranges, seed = ready
     code, _, batch, rows, _, heads, _, dim = shape
     problem, seed = where.agree(options, shape, seed, ranges)
@@ -149,8 +210,10 @@ def _dtype_of(dtype: np.dtype) -> int:
 def _view(name: str, array: np.ndarray, size: int) -> Tensor:
     batch, row, head, last = array.strides
     if last != size and array.shape[3] > 1 and array.size:
-        raise ValueError(f"the last dimension of {name} has a stride of {last} bytes; it must be contiguous ({size}): "
-                         f"np.ascontiguousarray({name}) makes it so")
+        raise ValueError(
+            f"the last dimension of {name} has a stride of {last} bytes; it must be contiguous ({size}): "
+            f"np.ascontiguousarray({name}) makes it so"
+        )
     if (batch | row | head) % size:
         raise ValueError(f"{name} has strides {array.strides}, which are no multiples of its {size}-byte elements")
     return array.__array_interface__["data"][0], batch // size, row // size, head // size
@@ -159,7 +222,7 @@ def _view(name: str, array: np.ndarray, size: int) -> Tensor:
 def _address(fresh: np.ndarray) -> int:
     """The address of a new array; three times as quick as its __array_interface__."""
     try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(fresh))
+        return ctypes.addressof(ctypes.c_char.from_buffer(fresh))  # type: ignore[arg-type]
     except ValueError:  # empty, or of a type that buffers have no name for
         return fresh.ctypes.data
 
@@ -170,7 +233,7 @@ def _numpy_seed(seed: Any) -> int:
     return checked_seed(seed)
 
 
-# ------------------------------------------------------------------------------------------------------------------------- DLPack
+# ----------------------------------------------------------------------------------------------------------------------- DLPack
 
 
 def _from_dlpack(query: Any, key: Any, value: Any) -> list[Any]:
@@ -178,21 +241,27 @@ def _from_dlpack(query: Any, key: Any, value: Any) -> list[Any]:
     arrays = (query, key, value)
     for name, array in zip(("query", "key", "value"), arrays):
         if not hasattr(array, "__dlpack__"):
-            raise ValueError(f"{name} is a {type(array).__name__}; it must be a NumPy array, a torch tensor or an object with __dlpack__")
+            raise ValueError(
+                f"{name} is a {type(array).__name__}; it must be a NumPy array, a torch tensor or an object with __dlpack__"
+            )
     try:
         return [np.asarray(array) if isinstance(array, np.ndarray) else np.from_dlpack(array) for array in arrays]
     except (BufferError, RuntimeError, TypeError, ValueError) as error:  # bfloat16, or memory of another device
         try:
             import torch
         except ImportError:
-            raise ValueError(f"NumPy cannot read query, key and value ({error}), and torch, which might, is not installed") from error
+            raise ValueError(
+                f"NumPy cannot read query, key and value ({error}), and torch, which might, is not installed"
+            ) from error
         return [torch.from_dlpack(array) for array in arrays]
 
 
-# ------------------------------------------------------------------------------------------------------------- shared with torch
+# ------------------------------------------------------------------------------------------------------------ shared with torch
 
 
-def checked_shapes(query: Sequence[int], key: Sequence[int], value: Sequence[int], dtypes: tuple[Any, Any, Any]) -> tuple[int, ...]:
+def checked_shapes(
+    query: Sequence[int], key: Sequence[int], value: Sequence[int], dtypes: tuple[Any, Any, Any]
+) -> tuple[int, ...]:
     """batch, query rows, heads, head dim, key rows, KV heads; or what does not fit."""
     if len(query) != 4 or len(key) != 4 or len(value) != 4:
         name, shape = next((n, s) for n, s in (("query", query), ("key", key), ("value", value)) if len(s) != 4)
@@ -206,7 +275,9 @@ def checked_shapes(query: Sequence[int], key: Sequence[int], value: Sequence[int
     if key[0] != batch or key[3] != dim:
         raise ValueError(f"query has shape {tuple(query)} and key {tuple(key)}; batch and head dim must be equal")
     if not kv_heads or heads % kv_heads:
-        raise ValueError(f"query has {heads} heads and key {kv_heads}; the number of query heads must be a multiple of the key heads")
+        raise ValueError(
+            f"query has {heads} heads and key {kv_heads}; the number of query heads must be a multiple of the key heads"
+        )
     return batch, rows, heads, dim, keys, kv_heads
 
 
@@ -221,7 +292,9 @@ def key_ranges(key_range: Any, batch: int) -> Ranges:
         begins = tuple(operator.index(begin) for begin, _ in pairs)
         ends = tuple(operator.index(end) for _, end in pairs)
     except (TypeError, ValueError):
-        raise ValueError(f"key_range is {key_range!r}; it must be a pair (begin, end) of integers, or one for each batch entry") from None
+        raise ValueError(
+            f"key_range is {key_range!r}; it must be a pair (begin, end) of integers, or one for each batch entry"
+        ) from None
     if len(begins) != batch:
         raise ValueError(f"key_range has {len(begins)} entries for a batch of {batch}")
     return begins, ends

@@ -45,9 +45,17 @@ class CheckReport(NamedTuple):
         return self.ok
 
     def __str__(self) -> str:
-        head = f"{self.ranks} ranks against one: " + ("all tensors agree" if self.ok else "differs in " + ", ".join(self.differs))
+        head = f"{self.ranks} ranks against one: " + (
+            "all tensors agree" if self.ok else "differs in " + ", ".join(self.differs)
+        )
         width = max(len(tensor.name) for tensor in self.tensors)
-        return "\n".join([head] + [f"  {t.name:{width}}  {t.error:.1e} (allowed {t.allowed:.1e}){'' if t.ok else '  DIFFERS'}" for t in self.tensors])
+        return "\n".join(
+            [head]
+            + [
+                f"  {t.name:{width}}  {t.error:.1e} (allowed {t.allowed:.1e}){'' if t.ok else '  DIFFERS'}"
+                for t in self.tensors
+            ]
+        )
 
 
 _ALLOWED = {torch.float64: 1e-10, torch.float32: 2e-5, torch.bfloat16: 4e-2, torch.float16: 8e-3}
@@ -58,15 +66,17 @@ def check(module: nn.Module, sample: Any, group: Any = None, tolerance: Optional
 
     Args:
         module: holds one or more of this package's attention modules; its other parts must treat rows one by one.
-        sample: the input for the whole sequence, equal on every rank: a tensor with the rows in dimension 1, or a tuple of them.
+        sample: the input for the whole sequence, equal on every rank: a tensor with the rows in dimension 1, or a tuple of
+            them.
         group: what to compare with one rank; the modules' own group by default.
-        tolerance: largest difference relative to a tensor's largest value; by default 2e-5 for float32, more for narrower types.
+        tolerance: largest difference relative to a tensor's largest value; by default 2e-5 for float32, more for narrower
+            types.
         forward: further arguments of the module's forward, ``is_causal=True`` say.
 
     Every rank of a group of processes calls it, and each gets the whole report. The module's gradients are left as they were.
 
     >>> import torch, ringattn
-    >>> module = ringattn.RingMultiheadDilatedAttention(16, 4, segment_lengths=[8, 16], dilation_rates=[1, 2], dilate_queries=False)
+    >>> module = ringattn.RingMultiheadDilatedAttention(16, 4, segment_lengths=[8, 16], dilation_rates=[1, 2], offset="residue")
     >>> bool(ringattn.check(module, torch.randn(1, 30, 16), group=3, is_causal=True))
     True
     """
@@ -110,10 +120,14 @@ class _Rows:
 
     def index(self, rows: int) -> torch.Tensor:
         problem = rows_problem(self.layout, rows)
-        return torch.cat([torch.arange(count) * step + start for start, step, count in problem.shards(self.where.ranks)[self.where.rank][1]])
+        return torch.cat(
+            [torch.arange(count) * step + start for start, step, count in problem.shards(self.where.ranks)[self.where.rank][1]]
+        )
 
 
-def _results(module: nn.Module, inputs: tuple[torch.Tensor, ...], rows: Optional[_Rows], forward: dict[str, Any]) -> dict[str, Any]:
+def _results(
+    module: nn.Module, inputs: tuple[torch.Tensor, ...], rows: Optional[_Rows], forward: dict[str, Any]
+) -> dict[str, Any]:
     for p in module.parameters():
         p.grad = None
     parts = [x.detach() if rows is None else x.detach()[:, rows.index(x.size(1)).to(x.device)] for x in inputs]
@@ -148,5 +162,5 @@ def _compare(name: str, expected: torch.Tensor, found: Any, where: Any, toleranc
             error = float("inf") if error != error else error
     if isinstance(where, _dist.Processes):  # every rank reports the worst of all
         bits = struct.unpack("<q", struct.pack("<d", error))
-        error = max(struct.unpack("<d", struct.pack("<q", other))[0] for other, in where.gather(list(bits)))
+        error = max(struct.unpack("<d", struct.pack("<q", other))[0] for (other,) in where.gather(list(bits)))
     return Difference(name, error, allowed)

@@ -58,7 +58,7 @@ class Settings(NamedTuple):
 
 
 class Options(Settings):
-    """Settings with the problems that were made of them; compared by identity, which is quick, since equal arguments meet the same one."""
+    """Settings with the problems made of them; compared by identity, which is quick: equal arguments meet the same one."""
 
     problems: dict[Shape, Problem]
     __eq__ = object.__eq__
@@ -78,16 +78,22 @@ def integers(name: str, values: Any) -> tuple[int, ...]:
         raise ValueError(f"{name} is {values!r}; it must be a list of integers") from None
 
 
-def pattern(segment_lengths: Optional[Sequence[int]], dilation_rates: Optional[Sequence[int]]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def pattern(
+    segment_lengths: Optional[Sequence[int]], dilation_rates: Optional[Sequence[int]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The two lists of a pattern as tuples; empty for dense."""
     if segment_lengths is None and dilation_rates is None:
         return (), ()
     if segment_lengths is None or dilation_rates is None:
         missing = "segment_lengths" if segment_lengths is None else "dilation_rates"
-        raise ValueError(f"{missing} is missing: give segment_lengths and dilation_rates together, or neither for dense attention")
+        raise ValueError(
+            f"{missing} is missing: give segment_lengths and dilation_rates together, or neither for dense attention"
+        )
     lengths, rates = integers("segment_lengths", segment_lengths), integers("dilation_rates", dilation_rates)
     if len(lengths) != len(rates):
-        raise ValueError(f"segment_lengths has {len(lengths)} entries and dilation_rates {len(rates)}; each branch needs one of both")
+        raise ValueError(
+            f"segment_lengths has {len(lengths)} entries and dilation_rates {len(rates)}; each branch needs one of both"
+        )
     return lengths, rates
 
 
@@ -100,7 +106,9 @@ def limits(window: Any) -> tuple[int, int]:
         left = -1 if left is None else operator.index(left)
         right = -1 if right is None else operator.index(right)
     except (TypeError, ValueError):
-        raise ValueError(f"window is {window!r}; it must be a pair (left, right) of integers, -1 or None for no limit") from None
+        raise ValueError(
+            f"window is {window!r}; it must be a pair (left, right) of integers, -1 or None for no limit"
+        ) from None
     return left, right
 
 
@@ -137,7 +145,8 @@ class Problem:
             found, queries, keys = [], Shard(), Shard()
             for rank in range(ranks):
                 _lib.check(lib.ra_shard_rows(self.desc, rank, ranks, queries, keys))
-                found.append(tuple(tuple((r.start, r.step, r.count) for r in shard.rows) for shard in (queries, keys)))
+                rows_q, rows_k = (tuple((r.start, r.step, r.count) for r in shard.rows) for shard in (queries, keys))
+                found.append((rows_q, rows_k))
             self._shards[ranks] = found
         return found
 
@@ -160,10 +169,26 @@ _lock = threading.Lock()
 _HERE = os.path.dirname(__file__)
 
 
-def make_options(segment_lengths: Any, dilation_rates: Any, is_causal: bool, window: Any, scale: Optional[float], dropout_p: float,
-                 combine: str, offset: str, dilate_queries: bool, layout: str, query_placement: str, schedule: str,
-                 bucket: Optional[int], threads: Optional[int], timeout: Optional[float], kernel: Optional[str], pool: bool = True,
-                 plan_cache: bool = True) -> Options:
+def make_options(
+    segment_lengths: Any,
+    dilation_rates: Any,
+    is_causal: bool,
+    window: Any,
+    scale: Optional[float],
+    dropout_p: float,
+    combine: str,
+    offset: str,
+    dilate_queries: bool,
+    layout: str,
+    query_placement: str,
+    schedule: str,
+    bucket: Optional[int],
+    threads: Optional[int],
+    timeout: Optional[float],
+    kernel: Optional[str],
+    pool: bool = True,
+    plan_cache: bool = True,
+) -> Options:
     """The options of a call; checked the first time. What the library checks itself is left to it."""
     if segment_lengths is not None and type(segment_lengths) is not tuple:
         segment_lengths = integers("segment_lengths", segment_lengths)
@@ -171,8 +196,26 @@ def make_options(segment_lengths: Any, dilation_rates: Any, is_causal: bool, win
         dilation_rates = integers("dilation_rates", dilation_rates)
     if window is not None:
         window = limits(window)
-    given = (segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries, layout,
-             query_placement, schedule, bucket, threads, timeout, kernel, pool, plan_cache)
+    given = (
+        segment_lengths,
+        dilation_rates,
+        is_causal,
+        window,
+        scale,
+        dropout_p,
+        combine,
+        offset,
+        dilate_queries,
+        layout,
+        query_placement,
+        schedule,
+        bucket,
+        threads,
+        timeout,
+        kernel,
+        pool,
+        plan_cache,
+    )
     try:
         found = _options.get(given)
     except TypeError:  # something that cannot be hashed: the checks below say what
@@ -187,18 +230,50 @@ def make_options(segment_lengths: Any, dilation_rates: Any, is_causal: bool, win
     return found
 
 
-def make_settings(segment_lengths: Any, dilation_rates: Any, is_causal: bool, window: Any, scale: Any, dropout_p: Any, combine: Any,
-                  offset: Any, dilate_queries: Any, layout: Any, query_placement: Any, schedule: Any, bucket: Any, threads: Any,
-                  timeout: Any, kernel: Any, pool: bool, plan_cache: bool) -> Settings:
+def make_settings(
+    segment_lengths: Any,
+    dilation_rates: Any,
+    is_causal: bool,
+    window: Any,
+    scale: Any,
+    dropout_p: Any,
+    combine: Any,
+    offset: Any,
+    dilate_queries: Any,
+    layout: Any,
+    query_placement: Any,
+    schedule: Any,
+    bucket: Any,
+    threads: Any,
+    timeout: Any,
+    kernel: Any,
+    pool: bool,
+    plan_cache: bool,
+) -> Settings:
     """The arguments of ``attention`` checked; plain code, which torch.compile can follow."""
     lengths, rates = pattern(segment_lengths, dilation_rates)
     left, right = limits(window)
     return Settings(
-        lengths, rates, bool(is_causal), left, right, None if scale is None else _number("scale", scale), _number("dropout_p", dropout_p),
-        _one_of("combine", combine, _lib.COMBINE), _one_of("offset", offset, _lib.OFFSET), bool(dilate_queries),
-        _one_of("layout", layout, _lib.LAYOUT), _one_of("query_placement", query_placement, _lib.PLACEMENT),
-        _one_of("schedule", schedule, _lib.SCHEDULE), _count("bucket", bucket, 2**63 - 1), _count("threads", threads, 2**31 - 1),
-        _positive("timeout", timeout), _name("kernel", kernel), bool(pool), bool(plan_cache))
+        lengths,
+        rates,
+        bool(is_causal),
+        left,
+        right,
+        None if scale is None else _number("scale", scale),
+        _number("dropout_p", dropout_p),
+        _one_of("combine", combine, _lib.COMBINE),
+        _one_of("offset", offset, _lib.OFFSET),
+        bool(dilate_queries),
+        _one_of("layout", layout, _lib.LAYOUT),
+        _one_of("query_placement", query_placement, _lib.PLACEMENT),
+        _one_of("schedule", schedule, _lib.SCHEDULE),
+        _count("bucket", bucket, 2**63 - 1),
+        _count("threads", threads, 2**31 - 1),
+        _positive("timeout", timeout),
+        _name("kernel", kernel),
+        bool(pool),
+        bool(plan_cache),
+    )
 
 
 def _number(name: str, value: Any) -> float:
@@ -253,7 +328,9 @@ def problem_for(options: Options, shape: Shape, warn: bool = True) -> Problem:
 
 def rows_problem(layout: str, rows: int) -> Problem:
     """A small dense problem, to ask which of a number of rows each rank holds."""
-    options = make_options(None, None, False, None, None, 0.0, "heads", "branch", True, layout, "sharded", "auto", None, None, None, "auto")
+    options = make_options(
+        None, None, False, None, None, 0.0, "heads", "branch", True, layout, "sharded", "auto", None, None, None, "auto"
+    )
     return problem_for(options, Shape(_lib.F32, _lib.CPU, 1, rows, rows, 1, 1, 1), warn=False)
 
 
@@ -263,19 +340,30 @@ def _warn_of_holes(problem: Problem) -> None:
     name = (options.segment_lengths, options.dilation_rates, options.combine, options.offset, options.dilate_queries)
     if not options.segment_lengths or not rows or name in _warned:
         return
-    holes = problem.summary().holes
-    if holes:
+    holes, about = problem.summary().holes, ""
+    seq = max(shape.seq_q, shape.seq_k)
+    while holes < 0 and seq > 1:  # too many to count: a shorter sequence shows the share
+        seq //= 2
+        shorter = shape._replace(seq_q=min(shape.seq_q, seq), seq_k=min(shape.seq_k, seq))
+        holes, about = Problem(options, shorter).summary().holes, "about "
+        rows = shorter.batch * shorter.seq_q * shorter.heads
+    if holes > 0:
         _warned.add(name)
         hint = "; dilate_queries=False or offset='residue' leaves none in a full segment" if options.dilate_queries else ""
-        warnings.warn(f"{100 * holes / rows:.1f}% of the query rows (over all heads) have no key in this pattern and come out as zero{hint}",
-                      HolesWarning, stacklevel=_callers_level())
+        warnings.warn(
+            f"{about}{100 * holes / rows:.1f}% of the query rows (over all heads) have no key in this pattern and come out as zero"
+            f"{hint}",
+            HolesWarning,
+            stacklevel=_callers_level(),
+        )
 
 
 def _callers_level() -> int:
     """How many frames above the caller of this function the code of this package, and of torch around it, ends."""
     torch = sys.modules.get("torch")
     inside = (_HERE, os.path.dirname(torch.__file__)) if torch is not None and torch.__file__ else (_HERE,)
-    level, frame = 1, sys._getframe(1)
+    level = 1
+    frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(inside):
         level, frame = level + 1, frame.f_back
     return level

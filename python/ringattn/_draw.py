@@ -12,7 +12,8 @@ from ._attention import attention
 def attended(seq: int, heads: int = 1, kv_heads: Optional[int] = None, **options: Any) -> np.ndarray:
     """How often each query reads each key, ``[heads, queries, keys]``: asked of the library itself, key by key.
 
-    With q = 0 every key a query reads has the same weight, and lse = log of their number; v = the unit vectors says which they were.
+    With q = 0 every key a query reads has the same weight, and lse = log of their number; v = the unit vectors says which they
+    were.
     """
     kv_heads = kv_heads or heads
     queries, keys = np.zeros((1, seq, heads, 1), np.float64), np.zeros((1, seq, kv_heads, 1), np.float64)
@@ -21,18 +22,33 @@ def attended(seq: int, heads: int = 1, kv_heads: Optional[int] = None, **options
         width = min(256, seq - begin)
         value = np.zeros((1, seq, kv_heads, width))
         value[0, np.arange(begin, begin + width), :, np.arange(width)] = 1.0
-        out, lse = attention(np.broadcast_to(queries, (1, seq, heads, width)).copy(), np.broadcast_to(keys, (1, seq, kv_heads, width)).copy(),
-                             value, return_lse=True, **options)
-        counts[:, :, begin:begin + width] = np.moveaxis(out[0], 1, 0) * np.exp(lse[0])[..., None]
+        out, lse = attention(
+            np.broadcast_to(queries, (1, seq, heads, width)).copy(),
+            np.broadcast_to(keys, (1, seq, kv_heads, width)).copy(),
+            value,
+            return_lse=True,
+            **options,
+        )
+        counts[:, :, begin : begin + width] = np.moveaxis(out[0], 1, 0) * np.exp(lse[0])[..., None]
     return np.rint(counts).astype(np.int64)
 
 
-def draw(seq: int = 64, heads: int = 4, head: Optional[int] = None, path: Any = None, axes: Any = None, ring_size: int = 1,
-         segment_lengths: Optional[Sequence[int]] = None, dilation_rates: Optional[Sequence[int]] = None, **options: Any) -> Any:
+def draw(
+    seq: int = 64,
+    heads: int = 4,
+    head: Optional[int] = None,
+    path: Any = None,
+    axes: Any = None,
+    ring_size: int = 1,
+    segment_lengths: Optional[Sequence[int]] = None,
+    dilation_rates: Optional[Sequence[int]] = None,
+    **options: Any,
+) -> Any:
     """Draws which keys each query reads, with matplotlib: one picture for each head, or of one ``head``.
 
-    Colours say how far a key travels on a ring of ``ring_size`` ranks with contiguous shards (0: it is at home). Options are those of
-    ``ringattn.attention``. ``path`` saves the figure; ``axes`` (one for each head drawn) draws into yours. Returns the figure.
+    Colours say how far a key travels on a ring of ``ring_size`` ranks with contiguous shards (0: it is at home). Options are
+    those of ``ringattn.attention``. ``path`` saves the figure; ``axes`` (one for each head drawn) draws into yours. Returns the
+    figure.
 
     >>> import ringattn
     >>> figure = ringattn.draw(16, heads=2, segment_lengths=[8, 16], dilation_rates=[1, 2])          # doctest: +SKIP
@@ -55,7 +71,7 @@ def draw(seq: int = 64, heads: int = 4, head: Optional[int] = None, path: Any = 
         rows = -(-len(shown) // columns)
         figure, grid = plt.subplots(rows, columns, figsize=(3.2 * columns, 3.2 * rows), squeeze=False)
         places = list(grid.flat)
-        for place in places[len(shown):]:
+        for place in places[len(shown) :]:
             place.axis("off")
     else:
         places = list(np.ravel(axes))

@@ -1,7 +1,7 @@
 """Running a problem on a communicator: one rank, ranks that are threads of this process, or a group of processes.
 
-A tensor is a tuple ``(address, batch stride, row stride, head stride)`` here, strides in elements; ``NOTHING`` is no tensor. What
-the caller's library allocates, the caller's library frees.
+A tensor is a tuple ``(address, batch stride, row stride, head stride)`` here, strides in elements; ``NOTHING`` is no tensor.
+What the caller's library allocates, the caller's library frees.
 """
 
 from __future__ import annotations
@@ -89,10 +89,21 @@ class Communicator:
             status = lib.ra_comm_allgather(self.handle, record, everyone, size)
         if status:
             self.fail(status)
-        return [everyone.raw[size * rank:size * (rank + 1)] for rank in range(self.ranks)]
+        return [everyone.raw[size * rank : size * (rank + 1)] for rank in range(self.ranks)]
 
-    def forward(self, problem: Problem, seed: int, ranges: Ranges, key: Any, stream: int, q: Tensor, k: Tensor, v: Tensor, out: Tensor,
-                lse: Tensor) -> None:
+    def forward(
+        self,
+        problem: Problem,
+        seed: int,
+        ranges: Ranges,
+        key: Any,
+        stream: int,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+    ) -> None:
         plan = self.plan(problem, seed, ranges, key)
         _FORWARD.pack_into(self._arguments, 0, *q, *k, *v, *out, *lse, stream)
         status = lib.ra_forward(plan, self._address)
@@ -117,14 +128,16 @@ class Communicator:
         if self._plan:
             _lib.check(lib.ra_stats(self._plan, found))
             result = {
-                "kernel": lib.ra_plan_kernel(self._plan).decode(), "schedule": _lib.SCHEDULE_NAMES[lib.ra_plan_schedule(self._plan)],
-                "bucket": lib.ra_plan_bucket(self._plan), "reason": lib.ra_plan_reason(self._plan).decode(),
+                "kernel": lib.ra_plan_kernel(self._plan).decode(),
+                "schedule": _lib.SCHEDULE_NAMES[lib.ra_plan_schedule(self._plan)],
+                "bucket": lib.ra_plan_bucket(self._plan),
+                "reason": lib.ra_plan_reason(self._plan).decode(),
                 "workspace_bytes": lib.ra_plan_workspace(self._plan, False),
                 "workspace_bytes_backward": lib.ra_plan_workspace(self._plan, True),
             }
         else:
             _lib.check(lib.ra_comm_stats(self.handle, found))
-        result.update({name: getattr(found, name) for name, _ in Stats._fields_ if name != "struct_size"})
+        result.update({field[0]: getattr(found, field[0]) for field in Stats._fields_ if field[0] != "struct_size"})
         return result
 
     def stats_list(self) -> list[dict[str, Any]]:
@@ -160,7 +173,7 @@ def self_communicator() -> Communicator:
     return Communicator(handle.value or 0)
 
 
-# --------------------------------------------------------------------------------------------------------------- this thread's own
+# ------------------------------------------------------------------------------------------------------------ this thread's own
 
 
 class _Local(threading.local):
@@ -196,7 +209,7 @@ def alone() -> Communicator:
 def _new_thread_ranks(ranks: int) -> list[Communicator]:
     handles = (c_void_p * ranks)()
     _lib.check(lib.ra_comm_threads(ranks, handles))
-    return [Communicator(handle, ranks) for handle in handles]
+    return [Communicator(handle or 0, ranks) for handle in handles]
 
 
 def _thread_ranks(ranks: int) -> list[Communicator]:
@@ -220,9 +233,9 @@ def note(latest: Callable[[], list[dict[str, Any]]]) -> None:
 def stats() -> dict[str, Any]:
     """Numbers of this thread's latest call, and of the buffers and plans kept for the next one.
 
-    ``steps``, ``bytes_sent``, ``bytes_received``, ``compute_seconds`` and ``wait_seconds`` are those of the latest forward or backward
-    pass on this rank; ``pool_*`` and ``cache_*`` count since the communicator was made. With in-process ranks the list ``ranks``
-    holds one such dictionary each, and the values beside it are their sums (for seconds: the largest).
+    ``steps``, ``bytes_sent``, ``bytes_received``, ``compute_seconds`` and ``wait_seconds`` are those of the latest forward or
+    backward pass on this rank; ``pool_*`` and ``cache_*`` count since the communicator was made. With in-process ranks the list
+    ``ranks`` holds one such dictionary each, and the values beside it are their sums (for seconds: the largest).
 
     >>> import numpy as np, ringattn
     >>> x = np.ones((1, 8, 2, 4), np.float32)
@@ -243,7 +256,7 @@ def stats() -> dict[str, Any]:
     return result
 
 
-# ------------------------------------------------------------------------------------------------------------------------ running
+# ---------------------------------------------------------------------------------------------------------------------- running
 
 # Which tensors of a call have the rows of the queries and which those of the keys, and which are results.
 _ROWS = {"forward": "qkkqq", "backward": "qkkqqqqqkk"}
@@ -254,7 +267,9 @@ def _lasting(options: Options) -> bool:
     return options.pool and options.plan_cache
 
 
-def run_on(comm: Communicator, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int, tensors: tuple[Tensor, ...]) -> None:
+def run_on(
+    comm: Communicator, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int, tensors: tuple[Tensor, ...]
+) -> None:
     with comm.lock:
         getattr(comm, call)(problem, seed, ranges, (problem, seed, ranges), stream, *tensors)
     note(comm.stats_list)
@@ -287,8 +302,9 @@ class Alone:
 class InProcess(Alone):
     """``group=p``: p ranks, each a thread of this process; whole tensors in, whole tensors out.
 
-    Ranks of contiguous and striped layouts read and write the whole tensors through strided views. A zigzag rank holds two runs, which
-    no single stride describes: the caller's library brings the rows into the order of `order` first, and its results back.
+    Ranks of contiguous and striped layouts read and write the whole tensors through strided views. A zigzag rank holds two
+    runs, which no single stride describes: the caller's library brings the rows into the order of `order` first, and its
+    results back.
     """
 
     def __init__(self, ranks: int):
@@ -300,7 +316,9 @@ class InProcess(Alone):
             return None
         orders = []
         for part in range(2):
-            runs = [np.arange(count) * step + start for shard in problem.shards(self.ranks) for start, step, count in shard[part]]
+            runs = [
+                np.arange(count) * step + start for shard in problem.shards(self.ranks) for start, step, count in shard[part]
+            ]
             orders.append(np.concatenate(runs).astype(np.int64))
         if options.query_placement == "replicated":
             orders[0] = np.arange(problem.shape.seq_q)
@@ -325,7 +343,7 @@ class InProcess(Alone):
         lse_size = 8 if size == 8 else 4
         rows, kinds = self._rows(problem), _ROWS[call]
         replicated = problem.options.query_placement == "replicated"
-        spare = []  # where all but one of the ranks with replicated queries write their equal results
+        spare: list[Any] = []  # where all but one of the ranks with replicated queries write their equal results
 
         def of_rank(rank: int) -> tuple[Tensor, ...]:
             mine = []
@@ -336,7 +354,9 @@ class InProcess(Alone):
                 else:
                     start, step = rows[rank][kinds[index]]
                     address, batch, row, head = tensor
-                    mine.append((address + start * row * (lse_size if is_lse else size), batch, row * step, head) if address else tensor)
+                    mine.append(
+                        (address + start * row * (lse_size if is_lse else size), batch, row * step, head) if address else tensor
+                    )
             return tuple(mine)
 
         _run_threads(self.ranks, call, problem, seed, ranges, stream, [of_rank(rank) for rank in range(self.ranks)])
@@ -351,8 +371,9 @@ def _spare(shape: Shape, size: int, is_lse: bool, kept: list[Any]) -> Tensor:
     return (address, heads * rows, 1, rows) if is_lse else (address, rows * heads * dim, heads * dim, dim)
 
 
-def _run_threads(ranks: int, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int,
-                 tensors: list[tuple[Tensor, ...]]) -> None:
+def _run_threads(
+    ranks: int, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int, tensors: list[tuple[Tensor, ...]]
+) -> None:
     lasting = _lasting(problem.options)
     comms = _thread_ranks(ranks) if lasting else _new_thread_ranks(ranks)
     errors: list[Optional[BaseException]] = [None] * ranks
@@ -369,7 +390,9 @@ def _run_threads(ranks: int, call: str, problem: Problem, seed: int, ranges: Ran
             errors[rank] = error
             lib.ra_comm_abort(comm.handle, getattr(error, "code", _lib.ABORTED), str(error).encode())
 
-    threads = [threading.Thread(target=work, args=(rank,), name=f"ringattn rank {rank}", daemon=True) for rank in range(1, ranks)]
+    threads = [
+        threading.Thread(target=work, args=(rank,), name=f"ringattn rank {rank}", daemon=True) for rank in range(1, ranks)
+    ]
     for thread in threads:
         thread.start()
     work(0)

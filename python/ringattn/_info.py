@@ -20,8 +20,12 @@ def info() -> dict[str, Any]:
     while lib.ra_kernel_list(index, found):
         kernels.append({"name": found.name.decode(), "available": found.available, "reason": found.reason.decode()})
         index += 1
-    return {"version": _lib.version, "cpu_features": lib.ra_cpu_features().decode(), "kernels": kernels,
-            "recommended_dtype": recommended_dtype()}
+    return {
+        "version": _lib.version,
+        "cpu_features": lib.ra_cpu_features().decode(),
+        "kernels": kernels,
+        "recommended_dtype": recommended_dtype(),
+    }
 
 
 def recommended_dtype(device: str = "cpu") -> str:
@@ -36,15 +40,31 @@ def recommended_dtype(device: str = "cpu") -> str:
     return _lib.DTYPE_NAMES[lib.ra_recommended_dtype(_lib.CUDA if device == "cuda" else _lib.CPU)]
 
 
-def describe(seq: int, heads: int, head_dim: int, ranks: int = 1, kv_heads: Optional[int] = None, batch: int = 1,
-             seq_q: Optional[int] = None, dtype: str = "float32", segment_lengths: Optional[Sequence[int]] = None,
-             dilation_rates: Optional[Sequence[int]] = None, is_causal: bool = False, window: Optional[tuple[int, int]] = None,
-             combine: str = "heads", offset: str = "branch", dilate_queries: bool = True, layout: str = "contiguous",
-             query_placement: str = "sharded", schedule: str = "auto", bucket: Optional[int] = None) -> list[dict[str, Any]]:
+def describe(
+    seq: int,
+    heads: int,
+    head_dim: int,
+    ranks: int = 1,
+    kv_heads: Optional[int] = None,
+    batch: int = 1,
+    seq_q: Optional[int] = None,
+    dtype: str = "float32",
+    segment_lengths: Optional[Sequence[int]] = None,
+    dilation_rates: Optional[Sequence[int]] = None,
+    is_causal: bool = False,
+    window: Optional[tuple[int, int]] = None,
+    combine: str = "heads",
+    offset: str = "branch",
+    dilate_queries: bool = True,
+    layout: str = "contiguous",
+    query_placement: str = "sharded",
+    schedule: str = "auto",
+    bucket: Optional[int] = None,
+) -> list[dict[str, Any]]:
     """What each rank of a call would hold, compute and send: exact, and without computing anything.
 
-    A list with a dictionary for each rank: rows, attended pairs, rows without any key (``holes``), bytes sent forward and backward, bytes
-    of shards and workspace, and the schedule and bucket that are chosen, with the reason.
+    A list with a dictionary for each rank: rows, attended pairs, rows without any key (``holes``), bytes sent forward and
+    backward, bytes of shards and workspace, and the schedule and bucket that are chosen, with the reason.
 
     >>> import ringattn
     >>> plan = ringattn.describe(seq=1 << 20, heads=8, head_dim=64, ranks=4, is_causal=True, layout="zigzag")
@@ -54,13 +74,29 @@ def describe(seq: int, heads: int, head_dim: int, ranks: int = 1, kv_heads: Opti
     codes = {name: code for code, name in _lib.DTYPE_NAMES.items()}
     if dtype not in codes:
         raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(codes)}")
-    options = make_options(segment_lengths, dilation_rates, is_causal, window, None, 0.0, combine, offset, dilate_queries, layout,
-                           query_placement, schedule, bucket, None, None, "auto")
+    options = make_options(
+        segment_lengths,
+        dilation_rates,
+        is_causal,
+        window,
+        None,
+        0.0,
+        combine,
+        offset,
+        dilate_queries,
+        layout,
+        query_placement,
+        schedule,
+        bucket,
+        None,
+        None,
+        "auto",
+    )
     shape = Shape(codes[dtype], _lib.CPU, batch, seq if seq_q is None else seq_q, seq, heads, kv_heads or heads, head_dim)
     problem = problem_for(options, shape, warn=False)
     return [_as_dict(problem.summary(rank, ranks)) for rank in range(ranks)]
 
 
 def _as_dict(summary: _lib.Summary) -> dict[str, Any]:
-    found = {name: getattr(summary, name) for name, _ in summary._fields_ if name != "struct_size"}
+    found = {field[0]: getattr(summary, field[0]) for field in summary._fields_ if field[0] != "struct_size"}
     return {**found, "schedule": _lib.SCHEDULE_NAMES[summary.schedule], "reason": summary.reason.decode()}

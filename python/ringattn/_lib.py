@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any
 
 c_int, c_int32, c_int64, c_uint32, c_uint64 = ctypes.c_int, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint32, ctypes.c_uint64
-c_bool, c_char_p, c_double, c_size_t, c_void_p = ctypes.c_bool, ctypes.c_char_p, ctypes.c_double, ctypes.c_size_t, ctypes.c_void_p
+c_bool, c_char_p, c_double, c_size_t, c_void_p = (
+    ctypes.c_bool,
+    ctypes.c_char_p,
+    ctypes.c_double,
+    ctypes.c_size_t,
+    ctypes.c_void_p,
+)
 
 # The enums of ringattn.h; their values are pinned.
 OK, INVALID, NOMEM, IO, PEER_LOST, TIMEOUT, DISAGREE, PROTOCOL, NOT_AVAILABLE, ABORTED, DEVICE, INTERNAL = range(12)
@@ -28,19 +34,41 @@ DTYPE_NAMES = {F32: "float32", BF16: "bfloat16", F16: "float16", F64: "float64"}
 
 class Desc(ctypes.Structure):
     _fields_ = [
-        ("struct_size", c_uint32), ("version", c_uint32),
+        ("struct_size", c_uint32),
+        ("version", c_uint32),
         ("dtype", c_int),
-        ("batch", c_int64), ("seq_q", c_int64), ("seq_k", c_int64),
-        ("heads", c_int64), ("kv_heads", c_int64), ("head_dim", c_int64),
-        ("segment_lengths", ctypes.POINTER(c_int64)), ("dilation_rates", ctypes.POINTER(c_int64)), ("branches", c_int64),
-        ("combine", c_int), ("offset", c_int), ("dilate_queries", c_bool),
-        ("causal", c_bool), ("window_left", c_int64), ("window_right", c_int64),
-        ("key_begin", ctypes.POINTER(c_int64)), ("key_end", ctypes.POINTER(c_int64)),
-        ("scale", c_double), ("dropout", c_double), ("seed", c_uint64),
-        ("layout", c_int), ("query_placement", c_int), ("schedule", c_int),
-        ("bucket", c_int64), ("memory_limit", c_int64),
-        ("device", c_int), ("kernel", c_char_p), ("threads", c_int32), ("checksum", c_bool),
-        ("cu_seqlens", ctypes.POINTER(c_int64)), ("softcap", c_double), ("sinks", c_void_p),
+        ("batch", c_int64),
+        ("seq_q", c_int64),
+        ("seq_k", c_int64),
+        ("heads", c_int64),
+        ("kv_heads", c_int64),
+        ("head_dim", c_int64),
+        ("segment_lengths", ctypes.POINTER(c_int64)),
+        ("dilation_rates", ctypes.POINTER(c_int64)),
+        ("branches", c_int64),
+        ("combine", c_int),
+        ("offset", c_int),
+        ("dilate_queries", c_bool),
+        ("causal", c_bool),
+        ("window_left", c_int64),
+        ("window_right", c_int64),
+        ("key_begin", ctypes.POINTER(c_int64)),
+        ("key_end", ctypes.POINTER(c_int64)),
+        ("scale", c_double),
+        ("dropout", c_double),
+        ("seed", c_uint64),
+        ("layout", c_int),
+        ("query_placement", c_int),
+        ("schedule", c_int),
+        ("bucket", c_int64),
+        ("memory_limit", c_int64),
+        ("device", c_int),
+        ("kernel", c_char_p),
+        ("threads", c_int32),
+        ("checksum", c_bool),
+        ("cu_seqlens", ctypes.POINTER(c_int64)),
+        ("softcap", c_double),
+        ("sinks", c_void_p),
     ]
 
 
@@ -54,19 +82,41 @@ class Shard(ctypes.Structure):
 
 class Summary(ctypes.Structure):
     _fields_ = [
-        ("struct_size", c_uint32), ("rank", c_int32), ("rows_q", c_int64), ("rows_k", c_int64), ("pairs", c_int64), ("holes", c_int64),
-        ("bytes_sent", c_int64), ("bytes_sent_backward", c_int64), ("hops", c_int64), ("items", c_int64),
-        ("shard_bytes", c_int64), ("shard_bytes_backward", c_int64), ("workspace_bytes", c_int64), ("workspace_bytes_backward", c_int64),
-        ("schedule", c_int), ("bucket", c_int64), ("reason", ctypes.c_char * 160),
+        ("struct_size", c_uint32),
+        ("rank", c_int32),
+        ("rows_q", c_int64),
+        ("rows_k", c_int64),
+        ("pairs", c_int64),
+        ("holes", c_int64),
+        ("bytes_sent", c_int64),
+        ("bytes_sent_backward", c_int64),
+        ("hops", c_int64),
+        ("items", c_int64),
+        ("shard_bytes", c_int64),
+        ("shard_bytes_backward", c_int64),
+        ("workspace_bytes", c_int64),
+        ("workspace_bytes_backward", c_int64),
+        ("schedule", c_int),
+        ("bucket", c_int64),
+        ("reason", ctypes.c_char * 160),
     ]
 
 
 class Stats(ctypes.Structure):
     _fields_ = [
-        ("struct_size", c_uint32), ("steps", c_int64), ("bytes_sent", c_int64), ("bytes_received", c_int64),
-        ("compute_seconds", c_double), ("wait_seconds", c_double),
-        ("pool_in_use", c_int64), ("pool_peak", c_int64), ("pool_hits", c_int64), ("pool_misses", c_int64),
-        ("cache_hits", c_int64), ("cache_misses", c_int64), ("cache_entries", c_int64),
+        ("struct_size", c_uint32),
+        ("steps", c_int64),
+        ("bytes_sent", c_int64),
+        ("bytes_received", c_int64),
+        ("compute_seconds", c_double),
+        ("wait_seconds", c_double),
+        ("pool_in_use", c_int64),
+        ("pool_peak", c_int64),
+        ("pool_hits", c_int64),
+        ("pool_misses", c_int64),
+        ("cache_hits", c_int64),
+        ("cache_misses", c_int64),
+        ("cache_entries", c_int64),
     ]
 
 
@@ -83,8 +133,16 @@ DESTROY = ctypes.CFUNCTYPE(None, c_void_p)
 
 
 class CommOps(ctypes.Structure):
-    _fields_ = [("struct_size", c_uint32), ("flags", c_uint32), ("post_recv", POST_RECV), ("post_send", POST_SEND), ("wait", WAIT),
-                ("cancel", CANCEL), ("abort", ABORT), ("destroy", DESTROY)]
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("flags", c_uint32),
+        ("post_recv", POST_RECV),
+        ("post_send", POST_SEND),
+        ("wait", WAIT),
+        ("cancel", CANCEL),
+        ("abort", ABORT),
+        ("destroy", DESTROY),
+    ]
 
 
 CALLER_THREAD = 1  # a flag of CommOps
@@ -143,7 +201,9 @@ def _find() -> str:
     for pattern in ("libringattn.so", "libringattn.so.*", "libringattn.dylib"):
         for path in sorted(here.glob(pattern)):
             return str(path)
-    raise ImportError(f"libringattn.so is not in {here}: install the package (pip install .), or set RINGATTN_LIBRARY to the library")
+    raise ImportError(
+        f"libringattn.so is not in {here}: install the package (pip install .), or set RINGATTN_LIBRARY to the library"
+    )
 
 
 def _load() -> ctypes.CDLL:
@@ -158,8 +218,10 @@ def _load() -> ctypes.CDLL:
     desc = Desc()
     library.ra_attention_desc_init(desc)
     if desc.struct_size != ctypes.sizeof(Desc):
-        raise ImportError(f"{path} is version {library.ra_version().decode()} and its descriptor has {desc.struct_size} bytes; "
-                          f"this package expects {ctypes.sizeof(Desc)}")
+        raise ImportError(
+            f"{path} is version {library.ra_version().decode()} and its descriptor has {desc.struct_size} bytes; "
+            f"this package expects {ctypes.sizeof(Desc)}"
+        )
     return library
 
 

@@ -1,12 +1,12 @@
 """A transport for ra_comm_custom over something that can send bytes from process to process in order.
 
-The library posts receives by (peer, tag) with 64-bit tags, asks how many bytes came, and gives up requests. Neither gloo nor MPI
-offers all of that, so messages travel as frames on one stream a peer, and are matched here:
+The library posts receives by (peer, tag) with 64-bit tags, asks how many bytes came, and gives up requests. Neither gloo nor
+MPI offers all of that, so messages travel as frames on one stream a peer, and are matched here:
 
     [ kind 8 | tag 8 | length 8 | payload, if it fits into INLINE bytes ]      then the payload alone, if it does not
 
-A frame whose receive is posted already is read straight into its buffer; one that comes early waits in memory of its own. The same
-streams carry the news that a rank gave up or left.
+A frame whose receive is posted already is read straight into its buffer; one that comes early waits in memory of its own. The
+same streams carry the news that a rank gave up or left.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Request:
 class Mailbox:
     """Matching and bookkeeping; a subclass moves the bytes.
 
-    A subclass gives `start(request)` (send a long message), `send_frame(peer, frame)` (send a short frame that nobody waits for),
-    `listen(peer)` (from now on, read what this peer sends) and calls `incoming` for each frame that comes. All of its calls into this
-    class hold no lock; all calls from this class hold `changed`.
+    A subclass gives `start(request)` (send a long message), `send_frame(peer, frame)` (send a short frame that nobody waits
+    for), `listen(peer)` (from now on, read what this peer sends) and calls `incoming` for each frame that comes. All of its
+    calls into this class hold no lock; all calls from this class hold `changed`.
     """
 
     def __init__(self, rank: int, ranks: int, flags: int = 0):
@@ -56,8 +56,16 @@ class Mailbox:
         self.given_up: Optional[int] = None  # the status of the first rank that said it gave up: then nobody can finish
         self.interrupt: Optional[BaseException] = None
         self._ids = itertools.count(1)
-        self._ops = CommOps(ctypes.sizeof(CommOps), flags, _lib.POST_RECV(self._post_recv), _lib.POST_SEND(self._post_send),
-                            _lib.WAIT(self._wait), _lib.CANCEL(self._cancel), _lib.ABORT(self._abort), _lib.DESTROY())
+        self._ops = CommOps(
+            ctypes.sizeof(CommOps),
+            flags,
+            _lib.POST_RECV(self._post_recv),
+            _lib.POST_SEND(self._post_send),
+            _lib.WAIT(self._wait),
+            _lib.CANCEL(self._cancel),
+            _lib.ABORT(self._abort),
+            _lib.DESTROY(),
+        )
 
     # What a subclass provides.
 

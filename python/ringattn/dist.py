@@ -1,4 +1,4 @@
-"""Groups of ranks: what may be given as ``group``, and gradients of weights that every rank of a group holds.
+"""Groups of ranks: what may be given as ``group``.
 
 * ``None``: this process alone.
 * an integer p: p ranks that are threads of this process; whole tensors in, whole tensors out.
@@ -11,251 +11,21 @@ The first call with a process group or a communicator is collective: every membe
 from __future__ import annotations
 
 import atexit
-import ctypes
 import hashlib
 import operator
 import os
-import queue
 import struct
 import threading
 import time
 import weakref
-from typing import Any, Iterable, Optional
+from typing import Any
 
 from . import _lib
 from ._config import Options, Problem, Shape, problem_for, rows_problem
 from ._engine import Alone, Communicator, InProcess, Ranges, Tensor, run_on
-from ._mailbox import FRAME, HEADER, LEFT, LONG, Mailbox, Polled, Request
+from ._transports import GlooMailbox, MpiMailbox
 
-_START_TIMEOUT = 600.0
-_FOREVER_DAYS = 3650
-
-
-# ------------------------------------------------------------------------------------------------------------ torch.distributed
-
-
-class GlooMailbox(Mailbox):
-    """Frames over a gloo process group that nobody else uses.
-
-    gloo can only wait for a message, not look for one, and a wait that times out breaks all of its connections. So each peer that is
-    listened to has a thread that waits for frames, and each peer that is sent to has one that sends them.
-    """
-
-    FRAMES, PAYLOADS = 1, 2  # gloo's tags
-
-    def __init__(self, group: Any):
-        import torch
-        import torch.distributed as dist
-
-        ranks = dist.get_process_group_ranks(group)
-        super().__init__(ranks.index(dist.get_rank()), len(ranks))
-        self.torch, self.callers = torch, group
-        from datetime import timedelta
-
-        self.forever, self.instant, self.moment = timedelta(days=_FOREVER_DAYS), timedelta(milliseconds=1), timedelta(seconds=1)
-        self.group = dist.new_group(ranks, backend="gloo", timeout=timedelta(seconds=_START_TIMEOUT), use_local_synchronization=True)
-        self.readers: dict[int, threading.Thread] = {}
-        self.writers: dict[int, tuple[threading.Thread, queue.SimpleQueue[Any]]] = {}
-
-    def add(self, flat: Any) -> None:
-        self.torch.distributed.all_reduce(flat, group=self.callers)
-
-    def members(self) -> set[int]:
-        return set(self.torch.distributed.get_process_group_ranks(self.callers))
-
-    def _tensor(self, address: int, size: int) -> Any:
-        return self.torch.frombuffer((ctypes.c_char * size).from_address(address), dtype=self.torch.uint8)
-
-    def listen(self, peer: int) -> None:
-        if peer not in self.readers and peer not in self.lost:
-            thread = threading.Thread(target=self._read, args=(peer,), name=f"ringattn from rank {peer}", daemon=True)
-            self.readers[peer] = thread
-            thread.start()
-
-    def _read(self, peer: int) -> None:
-        frame = self.torch.empty(FRAME, dtype=self.torch.uint8)
-        view = memoryview(frame.numpy())
-        try:
-            while True:
-                self.group.recv([frame], peer, self.FRAMES).wait(self.forever)
-                kind, tag, length = HEADER.unpack_from(view)
-                if kind == LONG:
-                    request, memory, address = self.incoming_long(peer, tag, length)
-                    self.group.recv([self._tensor(address, length)], peer, self.PAYLOADS).wait(self.forever)
-                    self.incoming_long_done(peer, tag, length, request, memory)
-                else:
-                    self.incoming_short(peer, kind, tag, bytes(view[HEADER.size:HEADER.size + length]))
-                    if kind == LEFT:
-                        return
-        except RuntimeError as error:
-            self.lose(peer, _lib.PEER_LOST, f"rank {peer} is gone: {_first_line(error)}")
-
-    def _writer(self, peer: int) -> queue.SimpleQueue[Any]:
-        found = self.writers.get(peer)
-        if found is None:
-            jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-            thread = threading.Thread(target=self._write, args=(peer, jobs), name=f"ringattn to rank {peer}", daemon=True)
-            found = self.writers[peer] = (thread, jobs)
-            thread.start()
-        return found[1]
-
-    def send_frame(self, peer: int, frame: bytes) -> None:
-        self._writer(peer).put(frame)
-
-    def start(self, request: Request) -> None:
-        request.started = True
-        self._writer(request.peer).put(request)
-
-    def _write(self, peer: int, jobs: queue.SimpleQueue[Any]) -> None:
-        try:
-            while True:
-                job = jobs.get()
-                if job is None:
-                    return
-                if isinstance(job, Request):
-                    self._send(HEADER.pack(LONG, job.tag, job.size), peer)
-                    self.group.send([self._tensor(job.address, job.size)], peer, self.PAYLOADS).wait(self.forever)
-                    self.sent(job)
-                else:
-                    self._send(job, peer)
-        except RuntimeError as error:
-            self.lose(peer, _lib.PEER_LOST, f"rank {peer} is gone: {_first_line(error)}")
-
-    def _send(self, frame: bytes, peer: int) -> None:
-        self.group.send([self.torch.frombuffer(bytearray(frame), dtype=self.torch.uint8)], peer, self.FRAMES).wait(self.forever)
-
-    def leave(self) -> None:
-        """Says goodbye."""
-        with self.changed:
-            for peer in set(self.readers) | set(self.writers):
-                if peer not in self.lost:
-                    self.send_frame(peer, HEADER.pack(LEFT, 0, 0))
-            for _, jobs in self.writers.values():
-                jobs.put(None)
-
-    def end(self, deadline: float) -> None:
-        """Ends the threads, whatever the peers do: by the deadline if they say goodbye too, soon after it if not."""
-        threads = [thread for thread, _ in self.writers.values()] + list(self.readers.values())
-        for thread in threads:
-            thread.join(max(0.0, deadline - time.monotonic()))
-        for _ in range(10):
-            waiting = [peer for peer, thread in self.readers.items() if thread.is_alive()]
-            if not waiting and not any(thread.is_alive() for thread in threads):
-                return
-            # The only way to wake a thread that waits inside gloo: a wait that times out closes the connections of the group.
-            for peer in waiting or range(self.ranks):
-                if peer != self.rank:
-                    try:
-                        self.group.recv([self.torch.empty(1)], peer, 3).wait(self.instant)
-                    except RuntimeError:
-                        pass
-            for thread in threads:
-                thread.join(0.2)
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
-    place = text.find("] ")
-    return (text[place + 2:] if text.startswith("[") and place > 0 else text).split(". This is typically")[0]
-
-
-# ---------------------------------------------------------------------------------------------------------------------------- MPI
-
-
-class MpiMailbox(Polled):
-    """Frames over a duplicate of an mpi4py communicator. Bytes move while the library or an exchange waits."""
-
-    FRAMES, PAYLOADS = 1, 2  # MPI's tags
-    PIECE = 1 << 30  # MPI counts in int: longer messages go in pieces
-
-    def __init__(self, comm: Any):
-        from mpi4py import MPI
-
-        self.MPI, self.comm = MPI, comm.Dup()
-        # The library's heartbeat thread may only call MPI beside the caller's own calls if MPI is ready for that.
-        free = MPI.Query_thread() == MPI.THREAD_MULTIPLE
-        super().__init__(comm.Get_rank(), comm.Get_size(), 0 if free else _lib.CALLER_THREAD)
-        self._sends: list[tuple[list[Any], Any, Optional[Request]]] = []  # MPI requests, memory that they read, the library's request
-        self._receives: list[tuple[list[Any], int, int, int, Optional[Request], Any]] = []
-
-    def add(self, flat: Any) -> None:
-        total = flat.detach().to("cpu").float() if flat.element_size() < 4 else flat.detach().to("cpu", copy=True)
-        array = total.numpy()
-        for begin in range(0, array.size, self.PIECE // 8):
-            self.comm.Allreduce(self.MPI.IN_PLACE, array[begin:begin + self.PIECE // 8])
-        flat.copy_(total)
-
-    def members(self) -> set[int]:
-        raise ValueError("gradients of a DistributedDataParallel module need the ring to be a torch.distributed process group")
-
-    def _memory(self, address: int, size: int) -> Any:
-        maker = getattr(self.MPI, "buffer", None) or self.MPI.memory
-        return maker.fromaddress(address, size)
-
-    def _pieces(self, address: int, size: int) -> Iterable[Any]:
-        for begin in range(0, size, self.PIECE):
-            yield [self._memory(address + begin, min(self.PIECE, size - begin)), self.MPI.BYTE]
-
-    def send_frame(self, peer: int, frame: bytes) -> None:
-        memory = bytearray(frame)
-        self._sends.append(([self.comm.Isend([memory, self.MPI.BYTE], peer, self.FRAMES)], memory, None))
-
-    def start(self, request: Request) -> None:
-        request.started = True
-        self.send_frame(request.peer, HEADER.pack(LONG, request.tag, request.size))
-        pieces = [self.comm.Isend(piece, request.peer, self.PAYLOADS) for piece in self._pieces(request.address, request.size)]
-        self._sends.append((pieces, None, request))
-
-    def progress(self) -> None:
-        status = self.MPI.Status()
-        while True:
-            message = self.comm.Improbe(self.MPI.ANY_SOURCE, self.FRAMES, status)
-            if message is None:
-                break
-            frame = bytearray(status.Get_count(self.MPI.BYTE))
-            peer = status.Get_source()
-            message.Recv([frame, self.MPI.BYTE])
-            kind, tag, length = HEADER.unpack_from(frame)
-            if kind == LONG:
-                request, memory, address = self.incoming_long(peer, tag, length)
-                parts = [self.comm.Irecv(piece, peer, self.PAYLOADS) for piece in self._pieces(address, length)]
-                self._receives.append((parts, peer, tag, length, request, memory))
-            else:
-                self.incoming_short(peer, kind, tag, bytes(frame[HEADER.size:HEADER.size + length]))
-        if self._receives:
-            waiting = []
-            for entry in self._receives:
-                if all(part.Test() for part in entry[0]):
-                    self.incoming_long_done(*entry[1:])
-                else:
-                    waiting.append(entry)
-            self._receives = waiting
-        if self._sends:
-            sending = []
-            for entry in self._sends:
-                if not all(part.Test() for part in entry[0]):
-                    sending.append(entry)
-                elif entry[2] is not None:
-                    self.sent(entry[2])
-            self._sends = sending
-
-    def leave(self) -> None:
-        """Says goodbye, unless MPI is gone already."""
-        if self.MPI.Is_finalized():
-            return
-        with self.changed:
-            for peer in range(self.ranks):
-                if peer != self.rank and peer not in self.lost:
-                    self.send_frame(peer, HEADER.pack(LEFT, 0, 0))
-
-    def end(self, deadline: float) -> None:
-        """Lets what is on its way arrive. The duplicate is left to MPI_Finalize: freeing it would wait for the peers."""
-        with self.changed:
-            while self._sends and not self.MPI.Is_finalized() and time.monotonic() < deadline:
-                self.progress()
-
-
-# ------------------------------------------------------------------------------------------------------------------------- groups
+# ----------------------------------------------------------------------------------------------------------------------- groups
 
 # What every rank tells every other before a call, and the same length for a rank that only says why it does not take part.
 _RECORD = struct.Struct("<?qqQ16s")  # taking part, query rows, key rows, seed, digest
@@ -280,7 +50,7 @@ class Processes(Alone):
         return found
 
     def agree(self, options: Options, shape: Shape, seed: int, ranges: Ranges) -> tuple[Problem, int]:
-        """The global problem of a call whose local shape is given. Every rank learns every rank's rows, and takes rank 0's seed."""
+        """The global problem of a call whose local shape is given. Ranks learn each other's rows, and take rank 0's seed."""
         replicated = options.query_placement == "replicated"
         local = self._digest(tuple(options)[:14], shape._replace(seq_q=0, seq_k=0), ranges)
         self.comm.set_timeout(options.timeout)
@@ -310,15 +80,19 @@ class Processes(Alone):
             expected_q, expected_k = problem.shard_count(rank, self.ranks)
             if options.query_placement == "replicated":
                 expected_q = shape.seq_q
-            for name, given, expected, whole in (("query", rows_q[rank], expected_q, shape.seq_q),
-                                                 ("key", rows_k[rank], expected_k, shape.seq_k)):
+            for name, given, expected, whole in (
+                ("query", rows_q[rank], expected_q, shape.seq_q),
+                ("key", rows_k[rank], expected_k, shape.seq_k),
+            ):
                 if given != expected:
-                    raise ValueError(f"rank {rank} of {self.ranks} holds {given} {name} rows; with layout {options.layout} and "
-                                     f"query_placement {options.query_placement} it must hold {expected} of {whole}")
+                    raise ValueError(
+                        f"rank {rank} of {self.ranks} holds {given} {name} rows; with layout {options.layout} and "
+                        f"query_placement {options.query_placement} it must hold {expected} of {whole}"
+                    )
 
     def refuse(self, reason: str) -> None:
         try:
-            self._exchange(b"\0" + reason.encode()[:_RECORD_BYTES - 1])
+            self._exchange(b"\0" + reason.encode()[: _RECORD_BYTES - 1])
         except _lib.RingattnError:
             pass  # the caller has a better reason to raise
 
@@ -337,7 +111,7 @@ class Processes(Alone):
         found: list[list[int]] = [[] for _ in range(self.ranks)]
         limit = _RECORD_BYTES // 8 - 1
         for begin in range(0, max(1, len(numbers)), limit):
-            part = numbers[begin:begin + limit]
+            part = numbers[begin : begin + limit]
             for rank, record in enumerate(self._exchange(b"\1" + struct.pack(f"<{len(part)}q", *part))):
                 found[rank] += struct.unpack_from(f"<{len(part)}q", record, 1)
         return found
@@ -346,7 +120,7 @@ class Processes(Alone):
         """The number of rows on all ranks, and the global positions of this rank's ones (a tensor)."""
         import torch
 
-        total = sum(count for count, in self.gather([rows]))
+        total = sum(count for (count,) in self.gather([rows]))
         problem = rows_problem(layout, total)
         runs = problem.shards(self.ranks)[self.rank][1]
         return total, torch.cat([torch.arange(count) * step + start for start, step, count in runs])
@@ -387,8 +161,10 @@ def resolve(group: Any) -> Any:
         group = group.get_group()
     if hasattr(group, "group_name") and callable(getattr(group, "rank", None)):
         return _torch(group)
-    raise ValueError(f"group is a {type(group).__name__}; it must be None, a number of in-process ranks, a torch.distributed process "
-                     f"group or an mpi4py communicator")
+    raise ValueError(
+        f"group is a {type(group).__name__}; it must be None, a number of in-process ranks, a torch.distributed process "
+        f"group or an mpi4py communicator"
+    )
 
 
 def key_of(group: Any) -> str:
@@ -408,14 +184,16 @@ def _by_key(key: str) -> Any:
     if kind == "dist":
         from torch.distributed.distributed_c10d import _resolve_process_group
 
-        return _torch(_resolve_process_group(name))
+        return _torch(_resolve_process_group(name))  # type: ignore[arg-type]
     raise ValueError(f"group {key!r} is unknown in this process")
 
 
 def _threads_of(ranks: Any) -> Any:
     if isinstance(ranks, bool) or not 1 <= operator.index(ranks) <= 4096:
-        raise ValueError(f"group is {ranks!r}; a number of in-process ranks must be from 1 to 4096 "
-                         f"(a process that is no member of a process group must not call)")
+        raise ValueError(
+            f"group is {ranks!r}; a number of in-process ranks must be from 1 to 4096 "
+            f"(a process that is no member of a process group must not call)"
+        )
     ranks = operator.index(ranks)
     if ranks == 1:
         return _ALONE

@@ -1,7 +1,7 @@
 """Gradients of weights that every rank of a group holds.
 
-A rank that holds some rows of a sequence has, for each weight, the part of the gradient that its rows contribute. The gradient of one
-process that holds the whole sequence is the sum over the ranks.
+A rank that holds some rows of a sequence has, for each weight, the part of the gradient that its rows contribute. The gradient
+of one process that holds the whole sequence is the sum over the ranks.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ def _ddp_of(module: nn.Module) -> Any:
 def sync_gradients(module: Any, group: Any) -> None:
     """After backward: makes the gradients of a module's weights those of one rank that holds the whole sequence.
 
-    ``module`` may be any module, whole model or list of parameters whose loss is a sum over the rows that a rank holds (divide by the
-    global number of tokens, not the local one). Every rank of the group calls it. Of a ``DistributedDataParallel`` module the gradients
-    were averaged over DDP's ranks already; where these include the ring's, the average is turned back into the ring's sum.
+    ``module`` may be any module, whole model or list of parameters whose loss is a sum over the rows that a rank holds (divide
+    by the global number of tokens, not the local one). Every rank of the group calls it. Of a ``DistributedDataParallel``
+    module the gradients were averaged over DDP's ranks already; where these include the ring's, the average is turned back into
+    the ring's sum.
 
     With ``group=None`` or an integer the gradients are whole already, and nothing is done.
 
@@ -62,8 +63,10 @@ def sync_gradients(module: Any, group: Any) -> None:
                     p.grad.mul_(where.ranks)
             return
         if len(ring & inside) > 1:
-            raise ValueError("DistributedDataParallel averages over some ranks of the ring but not all: give it a process group that "
-                             "holds the whole ring, or only one rank of it")
+            raise ValueError(
+                "DistributedDataParallel averages over some ranks of the ring but not all: give it a process group that "
+                "holds the whole ring, or only one rank of it"
+            )
     # A weight that one rank did not use still has a gradient on the others.
     used = where.gather([int(p.grad is not None) for p in parameters])
     if any(len(flags) != len(parameters) for flags in used):
@@ -79,7 +82,8 @@ def sync_gradients(module: Any, group: Any) -> None:
 def sync_on_backward(module: nn.Module, group: Any) -> None:
     """Has each weight's gradient added over the group as soon as backward has it, before it is accumulated.
 
-    The ranks must use the same weights in the same order. Under DDP nothing else is needed: it averages sums that are equal already.
+    The ranks must use the same weights in the same order. Under DDP nothing else is needed: it averages sums that are equal
+    already.
     """
     where = _dist.resolve(group)
     if not isinstance(where, _dist.Processes):

@@ -1,8 +1,9 @@
-"""Building blocks for one's own ring attention, for study and for experiments: ranks, passing tensors round, merging partial results.
+"""Building blocks for one's own ring attention, for study and for experiments: ranks, passing tensors round, merging partial
+results.
 
-``RingDilatedAttention`` uses none of these; the library has its own, faster ones. They compute what they say: partial results merge by
-log-sum-exp, positions are global, every send has its own buffer, and gradients flow through all of them.
-Masks follow torch's scaled_dot_product_attention: True means that a key takes part.
+``RingDilatedAttention`` uses none of these; the library has its own, faster ones. They compute what they say: partial results
+merge by log-sum-exp, positions are global, every send has its own buffer, and gradients flow through all of them. Masks follow
+torch's scaled_dot_product_attention: True means that a key takes part.
 """
 
 from __future__ import annotations
@@ -58,12 +59,13 @@ def _global(rank: int, group: Any) -> int:
     return rank if group is None else dist.get_global_rank(group, rank)
 
 
-def send_and_receive_(x: torch.Tensor, receive_buffer: torch.Tensor, send_to_rank: int, receive_from_rank: int,
-                      group: Any = None) -> torch.Tensor:
+def send_and_receive_(
+    x: torch.Tensor, receive_buffer: torch.Tensor, send_to_rank: int, receive_from_rank: int, group: Any = None
+) -> torch.Tensor:
     """Sends x to one rank while a tensor of another rank arrives in receive_buffer, which is returned.
 
-    Both are started before either is waited for, so a ring of ranks that all call this cannot block itself. The buffer must not share
-    memory with x. A rank that sends to itself copies.
+    Both are started before either is waited for, so a ring of ranks that all call this cannot block itself. The buffer must not
+    share memory with x. A rank that sends to itself copies.
 
     >>> import torch
     >>> from ringattn import send_and_receive_
@@ -71,7 +73,9 @@ def send_and_receive_(x: torch.Tensor, receive_buffer: torch.Tensor, send_to_ran
     tensor([1., 1., 1.])
     """
     if x.shape != receive_buffer.shape or x.dtype != receive_buffer.dtype:
-        raise ValueError(f"x is {tuple(x.shape)} {x.dtype} and receive_buffer {tuple(receive_buffer.shape)} {receive_buffer.dtype}")
+        raise ValueError(
+            f"x is {tuple(x.shape)} {x.dtype} and receive_buffer {tuple(receive_buffer.shape)} {receive_buffer.dtype}"
+        )
     if x.numel() and x.untyped_storage().data_ptr() == receive_buffer.untyped_storage().data_ptr():
         raise ValueError("receive_buffer shares memory with x: what is being sent would be overwritten")
     if not receive_buffer.is_contiguous():
@@ -80,8 +84,10 @@ def send_and_receive_(x: torch.Tensor, receive_buffer: torch.Tensor, send_to_ran
     if send_to_rank == me and receive_from_rank == me:
         return receive_buffer.copy_(x)
     sent = x.detach().contiguous()
-    operations = [dist.P2POp(dist.isend, sent, _global(send_to_rank, group), group),
-                  dist.P2POp(dist.irecv, receive_buffer, _global(receive_from_rank, group), group)]
+    operations = [
+        dist.P2POp(dist.isend, sent, _global(send_to_rank, group), group),
+        dist.P2POp(dist.irecv, receive_buffer, _global(receive_from_rank, group), group),
+    ]
     for request in dist.batch_isend_irecv(operations):
         request.wait()
     return receive_buffer
@@ -102,8 +108,9 @@ class _Pass(torch.autograd.Function):
 
 def _pass(x: torch.Tensor, num: int, size: int, group: Any) -> torch.Tensor:
     x = x.contiguous()
-    return send_and_receive_(x, torch.empty_like(x), circular_rank_right(None, size, num, group), circular_rank_left(None, size, num, group),
-                             group)
+    return send_and_receive_(
+        x, torch.empty_like(x), circular_rank_right(None, size, num, group), circular_rank_left(None, size, num, group), group
+    )
 
 
 def ring_pass(x: torch.Tensor, num: int = 1, ring_size: Optional[int] = None, group: Any = None) -> torch.Tensor:
@@ -129,8 +136,9 @@ class RingInfo(NamedTuple):
     is_last: bool
 
 
-def all_ring_pass(*tensors: torch.Tensor, ring_size: Optional[int] = None, max_iters: Optional[int] = None,
-                  group: Any = None) -> Iterator[tuple[RingInfo, tuple[torch.Tensor, ...]]]:
+def all_ring_pass(
+    *tensors: torch.Tensor, ring_size: Optional[int] = None, max_iters: Optional[int] = None, group: Any = None
+) -> Iterator[tuple[RingInfo, tuple[torch.Tensor, ...]]]:
     """Yields every rank's tensors in turn, this rank's own first, then its left neighbour's and so on round the ring.
 
     Every rank must go through the whole iteration (or stop after the same ``max_iters``).
@@ -153,8 +161,9 @@ def _runs(rows: int, ring_size: int) -> list[int]:
     return [rows // ring_size + (rank < rows % ring_size) for rank in range(ring_size)]
 
 
-def split_by_rank(x: torch.Tensor, rank: Optional[int] = None, ring_size: Optional[int] = None, dim: int = 1,
-                  group: Any = None) -> torch.Tensor:
+def split_by_rank(
+    x: torch.Tensor, rank: Optional[int] = None, ring_size: Optional[int] = None, dim: int = 1, group: Any = None
+) -> torch.Tensor:
     """The rows of x that a rank holds in the contiguous layout: the rank-th of ring_size runs, longer runs first. A view.
 
     >>> import torch
@@ -177,7 +186,7 @@ class _Gather(torch.autograd.Function):
         ctx.counts = [int(count) for count in counts]
         longest = max(ctx.counts)
         padded = x.new_zeros((longest, *x.movedim(dim, 0).shape[1:]))  # gloo gathers equal shapes
-        padded[:x.size(dim)] = x.movedim(dim, 0)
+        padded[: x.size(dim)] = x.movedim(dim, 0)
         parts = [torch.empty_like(padded) for _ in ctx.counts]
         dist.all_gather(parts, padded, group=group)
         return torch.cat([part[:count] for part, count in zip(parts, ctx.counts)]).movedim(0, dim).contiguous()
@@ -205,11 +214,14 @@ def gather_from_rank(x: torch.Tensor, dim: int = 1, group: Any = None) -> torch.
     return _Gather.apply(x, dim % x.dim(), group)
 
 
-# ----------------------------------------------------------------------------------------------------------------------- attention
+# -------------------------------------------------------------------------------------------------------------------- attention
 
 
-def create_causal_mask(seq_q: int, seq_k: Optional[int] = None, q_start: int = 0, k_start: int = 0, device: Any = None) -> torch.Tensor:
-    """Which of seq_k keys from position k_start on come no later than which of seq_q queries from q_start on: ``[seq_q, seq_k]``.
+def create_causal_mask(
+    seq_q: int, seq_k: Optional[int] = None, q_start: int = 0, k_start: int = 0, device: Any = None
+) -> torch.Tensor:
+    """Which of seq_k keys from position k_start on come no later than which of seq_q queries from q_start on: ``[seq_q,
+    seq_k]``.
 
     >>> from ringattn import create_causal_mask
     >>> create_causal_mask(2, 3, q_start=1).tolist()
@@ -220,17 +232,21 @@ def create_causal_mask(seq_q: int, seq_k: Optional[int] = None, q_start: int = 0
     return keys <= queries[:, None]
 
 
-def apply_ring_mask(scores: torch.Tensor, q_start: int, k_start: int, is_causal: bool = True,
-                    window: Optional[tuple[int, int]] = None) -> torch.Tensor:
-    """scores ``[..., Nq, Nk]`` of a pair of chunks with -inf where causality or a window forbids the key; starts are global positions.
+def apply_ring_mask(
+    scores: torch.Tensor, q_start: int, k_start: int, is_causal: bool = True, window: Optional[tuple[int, int]] = None
+) -> torch.Tensor:
+    """scores ``[..., Nq, Nk]`` of a pair of chunks with -inf where causality or a window forbids the key; starts are global
+    positions.
 
     >>> import torch
     >>> from ringattn import apply_ring_mask
     >>> apply_ring_mask(torch.zeros(2, 2), q_start=0, k_start=1).tolist()
     [[-inf, -inf], [0.0, -inf]]
     """
-    distance = (torch.arange(k_start, k_start + scores.size(-1), device=scores.device)
-                - torch.arange(q_start, q_start + scores.size(-2), device=scores.device)[:, None])
+    distance = (
+        torch.arange(k_start, k_start + scores.size(-1), device=scores.device)
+        - torch.arange(q_start, q_start + scores.size(-2), device=scores.device)[:, None]
+    )
     forbidden = distance > 0 if is_causal else torch.zeros_like(distance, dtype=torch.bool)
     if window is not None:
         left, right = window
@@ -241,10 +257,17 @@ def apply_ring_mask(scores: torch.Tensor, q_start: int, k_start: int, is_causal:
     return scores.masked_fill(forbidden, -math.inf)
 
 
-def compute_attention_with_lse(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: Optional[float] = None,
-                               mask: Optional[torch.Tensor] = None, dropout: float = 0.0,
-                               training: bool = True) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of ``[B, H, N, D]`` tensors by its definition: ``(out, lse [B, H, N])``, to be merged by ``StableRingAccumulator``.
+def compute_attention_with_lse(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    scale: Optional[float] = None,
+    mask: Optional[torch.Tensor] = None,
+    dropout: float = 0.0,
+    training: bool = True,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention of ``[B, H, N, D]`` tensors by its definition: ``(out, lse [B, H, N])``, to be merged by
+    ``StableRingAccumulator``.
 
     ``mask`` is boolean, True where a key takes part. A row without keys is (0, -inf). Sums are at least float32.
 
@@ -273,8 +296,8 @@ def compute_attention_with_lse(query: torch.Tensor, key: torch.Tensor, value: to
 class StableRingAccumulator:
     """Merges partial attention results over disjoint sets of keys: ``update(out, lse)`` for each, then ``get_output()``.
 
-    The running state of a row is (sum, maximum, denominator), in float32 at least, and never updated in place, so autograd follows.
-    The order of the updates does not matter beyond rounding; an empty part, (0, -inf), changes nothing.
+    The running state of a row is (sum, maximum, denominator), in float32 at least, and never updated in place, so autograd
+    follows. The order of the updates does not matter beyond rounding; an empty part, (0, -inf), changes nothing.
 
     >>> import torch
     >>> from ringattn import StableRingAccumulator, compute_attention_with_lse
@@ -295,12 +318,14 @@ class StableRingAccumulator:
         self._total = torch.zeros(shape[:-1], dtype=wide, device=device)
 
     def update(self, output: torch.Tensor, lse: torch.Tensor) -> None:
-        """Adds the result over some keys: output like the accumulator's shape, lse without the last dimension (or with one of 1)."""
+        """Adds the result over some keys: output of the accumulator's shape, lse without its last dimension (or 1 there)."""
         if lse.dim() == output.dim():
             lse = lse.squeeze(-1)
         if output.shape != self._sum.shape or lse.shape != self._top.shape:
-            raise ValueError(f"output is {tuple(output.shape)} and lse {tuple(lse.shape)}; they must be {tuple(self._sum.shape)} and "
-                             f"{tuple(self._top.shape)}")
+            raise ValueError(
+                f"output is {tuple(output.shape)} and lse {tuple(lse.shape)}; they must be {tuple(self._sum.shape)} and "
+                f"{tuple(self._top.shape)}"
+            )
         lse = lse.to(self._top.dtype)
         top = torch.maximum(self._top, lse.detach())
         base = top.masked_fill(top == -math.inf, 0.0)

@@ -12,12 +12,14 @@ from . import _config, _lib
 from . import dist as _dist
 from .torch import DTYPES, attention
 
-
-_RECOMMENDED = {"cpu": DTYPES[_lib.lib.ra_recommended_dtype(_lib.CPU)], "cuda": DTYPES[_lib.lib.ra_recommended_dtype(_lib.CUDA)]}
+_RECOMMENDED = {
+    "cpu": DTYPES[_lib.lib.ra_recommended_dtype(_lib.CPU)],
+    "cuda": DTYPES[_lib.lib.ra_recommended_dtype(_lib.CUDA)],
+}
 
 
 def _group_for(group: Any, ring_size: Optional[int]) -> Any:
-    """The group of a module: as given, or ``ring_size`` ranks, which are those of torch.distributed where it runs with as many."""
+    """The group of a module: as given, or ``ring_size`` ranks, those of torch.distributed where it runs with as many."""
     if ring_size is None:
         return group
     if isinstance(ring_size, bool) or operator.index(ring_size) < 1:
@@ -32,8 +34,10 @@ def _group_for(group: Any, ring_size: Optional[int]) -> Any:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         world = torch.distributed.get_world_size()
         if world != ring_size:
-            raise ValueError(f"ring_size is {ring_size} and torch.distributed has {world} ranks; give a group of {ring_size} processes, or "
-                             f"group={ring_size} for ranks inside this process")
+            raise ValueError(
+                f"ring_size is {ring_size} and torch.distributed has {world} ranks; give a group of {ring_size} processes, or "
+                f"group={ring_size} for ranks inside this process"
+            )
         return torch.distributed.group.WORLD
     return operator.index(ring_size)
 
@@ -44,11 +48,11 @@ class RingDilatedAttention(nn.Module):
     Args:
         segment_lengths, dilation_rates: the branches; None for dense attention.
         dropout: of the attention weights, in training.
-        ring_size: ranks. Without ``group``: the processes of torch.distributed where that runs with as many ranks (each brings its own
-            rows), else that many in-process ranks (whole tensors in, whole tensors out). None: what ``group`` says.
+        ring_size: ranks. Without ``group``: the processes of torch.distributed where that runs with as many ranks (each brings
+            its own rows), else that many in-process ranks (whole tensors in, whole tensors out). None: what ``group`` says.
         device: inputs on another device raise; None for any.
-        dtype: what is computed in; inputs are converted, and the result converted back. None: the library's recommendation for the
-            device. float64 inputs, which serve for checking, stay float64 unless a dtype is given.
+        dtype: what is computed in; inputs are converted, and the result converted back. None: the library's recommendation for
+            the device. float64 inputs, which serve for checking, stay float64 unless a dtype is given.
         enable_memory_pool: False allocates afresh for each call.
         use_pattern_cache: False plans afresh for each call.
         use_flash_attention: False uses the scalar kernels.
@@ -63,12 +67,31 @@ class RingDilatedAttention(nn.Module):
     torch.Size([1, 32, 4, 8])
     """
 
-    def __init__(self, segment_lengths: Optional[Sequence[int]] = None, dilation_rates: Optional[Sequence[int]] = None, dropout: float = 0.0,
-                 ring_size: Optional[int] = None, device: Any = None, dtype: Optional[torch.dtype] = None, enable_memory_pool: bool = True,
-                 use_pattern_cache: bool = True, use_flash_attention: bool = True, bucket_size: Optional[int] = None, *, group: Any = None,
-                 layout: str = "contiguous", query_placement: str = "sharded", schedule: str = "auto", combine: str = "heads",
-                 offset: str = "branch", dilate_queries: bool = True, window: Optional[tuple[int, int]] = None,
-                 scale: Optional[float] = None, threads: Optional[int] = None, timeout: Optional[float] = None):
+    def __init__(
+        self,
+        segment_lengths: Optional[Sequence[int]] = None,
+        dilation_rates: Optional[Sequence[int]] = None,
+        dropout: float = 0.0,
+        ring_size: Optional[int] = None,
+        device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+        enable_memory_pool: bool = True,
+        use_pattern_cache: bool = True,
+        use_flash_attention: bool = True,
+        bucket_size: Optional[int] = None,
+        *,
+        group: Any = None,
+        layout: str = "contiguous",
+        query_placement: str = "sharded",
+        schedule: str = "auto",
+        combine: str = "heads",
+        offset: str = "branch",
+        dilate_queries: bool = True,
+        window: Optional[tuple[int, int]] = None,
+        scale: Optional[float] = None,
+        threads: Optional[int] = None,
+        timeout: Optional[float] = None,
+    ):
         super().__init__()
         lengths, rates = _config.pattern(segment_lengths, dilation_rates)
         self.segment_lengths = list(lengths) if segment_lengths is not None else None
@@ -90,8 +113,23 @@ class RingDilatedAttention(nn.Module):
 
     def _options(self) -> _config.Options:
         return _config.make_options(
-            self.segment_lengths, self.dilation_rates, False, self.window, self.scale, self.dropout, self.combine, self.offset,
-            self.dilate_queries, self.layout, self.query_placement, self.schedule, self.bucket_size, self.threads, self.timeout, "auto")
+            self.segment_lengths,
+            self.dilation_rates,
+            False,
+            self.window,
+            self.scale,
+            self.dropout,
+            self.combine,
+            self.offset,
+            self.dilate_queries,
+            self.layout,
+            self.query_placement,
+            self.schedule,
+            self.bucket_size,
+            self.threads,
+            self.timeout,
+            "auto",
+        )
 
     @property
     def ring_size(self) -> int:
@@ -103,29 +141,61 @@ class RingDilatedAttention(nn.Module):
             return self.dtype
         return query.dtype if query.dtype == torch.float64 else _RECOMMENDED.get(query.device.type, query.dtype)
 
-    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, is_causal: bool = False, *, key_range: Any = None,
-                seed: Any = None, return_lse: bool = False) -> Any:
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        is_causal: bool = False,
+        *,
+        key_range: Any = None,
+        seed: Any = None,
+        return_lse: bool = False,
+    ) -> Any:
         """``[B, N, H, D]`` in and out; this rank's rows where the group is one of processes."""
-        if self.device is not None and (query.device.type != self.device.type or self.device.index not in (None, query.device.index)):
+        if self.device is not None and (
+            query.device.type != self.device.type or self.device.index not in (None, query.device.index)
+        ):
             raise ValueError(f"query is on {query.device} and the module on {self.device}")
         given, dtype = query.dtype, self._compute_dtype(query)
         result = attention(
-            query.to(dtype), key.to(dtype), value.to(dtype), segment_lengths=self.segment_lengths, dilation_rates=self.dilation_rates,
-            is_causal=is_causal, window=self.window, key_range=key_range, scale=self.scale,
-            dropout_p=self.dropout if self.training else 0.0, seed=seed, combine=self.combine, offset=self.offset,
-            dilate_queries=self.dilate_queries, group=self.group, layout=self.layout, query_placement=self.query_placement,
-            schedule=self.schedule, bucket=self.bucket_size, threads=self.threads, timeout=self.timeout,
-            kernel="auto" if self.use_flash_attention else "scalar", return_lse=return_lse, enable_memory_pool=self.enable_memory_pool,
-            use_pattern_cache=self.use_pattern_cache)
+            query.to(dtype),
+            key.to(dtype),
+            value.to(dtype),
+            segment_lengths=self.segment_lengths,
+            dilation_rates=self.dilation_rates,
+            is_causal=is_causal,
+            window=self.window,
+            key_range=key_range,
+            scale=self.scale,
+            dropout_p=self.dropout if self.training else 0.0,
+            seed=seed,
+            combine=self.combine,
+            offset=self.offset,
+            dilate_queries=self.dilate_queries,
+            group=self.group,
+            layout=self.layout,
+            query_placement=self.query_placement,
+            schedule=self.schedule,
+            bucket=self.bucket_size,
+            threads=self.threads,
+            timeout=self.timeout,
+            kernel="auto" if self.use_flash_attention else "scalar",
+            return_lse=return_lse,
+            enable_memory_pool=self.enable_memory_pool,
+            use_pattern_cache=self.use_pattern_cache,
+        )
         if torch.is_autocast_enabled(query.device.type):
             return result
         return (result[0].to(given), result[1]) if return_lse else result.to(given)
 
     def extra_repr(self) -> str:
         ranks = "" if self.group is None else f", ring_size={self.ring_size}"
-        return (f"segment_lengths={self.segment_lengths}, dilation_rates={self.dilation_rates}, dropout={self.dropout}{ranks}, "
-                f"layout={self.layout}, query_placement={self.query_placement}, schedule={self.schedule}, combine={self.combine}, "
-                f"offset={self.offset}, dilate_queries={self.dilate_queries}")
+        return (
+            f"segment_lengths={self.segment_lengths}, dilation_rates={self.dilation_rates}, dropout={self.dropout}{ranks}, "
+            f"layout={self.layout}, query_placement={self.query_placement}, schedule={self.schedule}, combine={self.combine}, "
+            f"offset={self.offset}, dilate_queries={self.dilate_queries}"
+        )
 
 
 class RingDilatedAttentionHybrid(RingDilatedAttention):
@@ -137,8 +207,14 @@ class RingDilatedAttentionHybrid(RingDilatedAttention):
     torch.Size([1, 32, 4, 8])
     """
 
-    def __init__(self, segment_lengths: Optional[Sequence[int]] = None, dilation_rates: Optional[Sequence[int]] = None, *args: Any,
-                 schedule: str = "ring", **kwargs: Any):
+    def __init__(
+        self,
+        segment_lengths: Optional[Sequence[int]] = None,
+        dilation_rates: Optional[Sequence[int]] = None,
+        *args: Any,
+        schedule: str = "ring",
+        **kwargs: Any,
+    ):
         super().__init__(segment_lengths, dilation_rates, *args, schedule=schedule, **kwargs)
 
 
@@ -161,13 +237,20 @@ class RingDilatedAttentionV2Collective(RingDilatedAttention):
     torch.Size([1, 32, 4, 8])
     """
 
-    def __init__(self, segment_lengths: Optional[Sequence[int]] = None, dilation_rates: Optional[Sequence[int]] = None, *args: Any,
-                 schedule: str = "gather", **kwargs: Any):
+    def __init__(
+        self,
+        segment_lengths: Optional[Sequence[int]] = None,
+        dilation_rates: Optional[Sequence[int]] = None,
+        *args: Any,
+        schedule: str = "gather",
+        **kwargs: Any,
+    ):
         super().__init__(segment_lengths, dilation_rates, *args, schedule=schedule, **kwargs)
 
 
 class RingDilatedAttentionV2(RingDilatedAttention):
-    """All queries on every rank, keys and values divided. On a group of processes query is whole, key and value are this rank's rows.
+    """All queries on every rank, keys and values divided. On a group of processes query is whole, key and value are this rank's
+    rows.
 
     >>> import torch, ringattn
     >>> x = torch.randn(1, 32, 4, 8)
@@ -175,8 +258,14 @@ class RingDilatedAttentionV2(RingDilatedAttention):
     torch.Size([1, 32, 4, 8])
     """
 
-    def __init__(self, segment_lengths: Optional[Sequence[int]] = None, dilation_rates: Optional[Sequence[int]] = None, *args: Any,
-                 query_placement: str = "replicated", **kwargs: Any):
+    def __init__(
+        self,
+        segment_lengths: Optional[Sequence[int]] = None,
+        dilation_rates: Optional[Sequence[int]] = None,
+        *args: Any,
+        query_placement: str = "replicated",
+        **kwargs: Any,
+    ):
         super().__init__(segment_lengths, dilation_rates, *args, query_placement=query_placement, **kwargs)
 
 
@@ -189,8 +278,15 @@ class RingAttentionCorrect(RingDilatedAttentionV2):
     torch.Size([1, 32, 4, 8])
     """
 
-    def forward(self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ring_size: Optional[int] = None,  # type: ignore[override]
-                is_causal: bool = False, **kwargs: Any) -> Any:
+    def forward(  # type: ignore[override]
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        ring_size: Optional[int] = None,
+        is_causal: bool = False,
+        **kwargs: Any,
+    ) -> Any:
         if ring_size is None:
             return super().forward(query, key, value, is_causal, **kwargs)
         group, self.group = self.group, _group_for(self.group, ring_size)

@@ -16,7 +16,8 @@ from .torch import attention, key_of
 
 
 def range_of_mask(mask: torch.Tensor, group: str = "", layout: str = "contiguous") -> torch.Tensor:
-    """The range of keys that a padding mask ``[B, N]`` leaves (True, or -inf: padding), as int64 ``[B, 2]``. Raises where they are no range.
+    """The range of keys that a padding mask ``[B, N]`` leaves (True, or -inf: padding), as int64 ``[B, 2]``. Raises where they
+    are no range.
 
     On a group of processes the mask covers this rank's keys.
     """
@@ -44,13 +45,15 @@ def _range(mask: torch.Tensor, group: str, layout: str) -> torch.Tensor:
     wrong = (count > 0) & (end - begin != count)
     if wrong.any():
         entry = int(wrong.nonzero()[0])
-        raise ValueError(f"key_padding_mask leaves {int(count[entry])} keys of batch entry {entry} that are not adjacent (between {int(begin[entry])} and "
-                         f"{int(end[entry]) - 1}); only a range of keys, padded before or after, is supported")
+        raise ValueError(
+            f"key_padding_mask leaves {int(count[entry])} keys of batch entry {entry} that are not adjacent (between "
+            f"{int(begin[entry])} and {int(end[entry]) - 1}); only a range of keys, padded before or after, is supported"
+        )
     empty = count == 0
     return torch.stack([begin.masked_fill(empty, 0), end.masked_fill(empty, 0)], 1)
 
 
-@torch.library.custom_op("ringattn::range_of_mask", mutates_args=())
+@torch.library.custom_op("ringattn::range_of_mask", mutates_args=(), schema="(Tensor mask, str group, str layout) -> Tensor")
 def _range_op(mask: torch.Tensor, group: str, layout: str) -> torch.Tensor:
     return _range(mask, group, layout)  # an operator, so that the check survives torch.compile
 
@@ -73,8 +76,9 @@ class RingMultiheadDilatedAttention(nn.Module):
             ``ringattn.sync_gradients(module, group)`` after backward.
         Everything else: as in ``RingDilatedAttention``.
 
-    ``forward`` has the arguments of ``nn.MultiheadAttention`` and returns ``(output, None)``; ``need_weights`` is False by default.
-    ``attn_mask`` is accepted where it says no more than ``is_causal`` does; ``key_padding_mask`` where it leaves a range of keys.
+    ``forward`` has the arguments of ``nn.MultiheadAttention`` and returns ``(output, None)``; ``need_weights`` is False by
+    default. ``attn_mask`` is accepted where it says no more than ``is_causal`` does; ``key_padding_mask`` where it leaves a
+    range of keys.
 
     >>> import torch, ringattn
     >>> theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True)
@@ -89,15 +93,34 @@ class RingMultiheadDilatedAttention(nn.Module):
     bias_k: None = None
     bias_v: None = None
     add_zero_attn = False
-    # nn.TransformerEncoderLayer asks for this before it computes attention itself, without calling the module. Ours must be called.
+    # nn.TransformerEncoderLayer asks for this before it computes attention itself, without calling the module. Ours must be
+    # called.
     _qkv_same_embed_dim = False
 
-    def __init__(self, embed_dim: int, num_heads: int, dropout: float = 0.0, bias: bool = True, add_bias_kv: bool = False,
-                 add_zero_attn: bool = False, kdim: Optional[int] = None, vdim: Optional[int] = None, batch_first: bool = True,
-                 device: Any = None, dtype: Optional[torch.dtype] = None, *, segment_lengths: Optional[Sequence[int]] = None,
-                 dilation_rates: Optional[Sequence[int]] = None, layer_norm: bool = False, layer_norm_eps: float = 1e-5,
-                 checkpoint: bool = False, sync_gradients: bool = False, ring_size: Optional[int] = None, group: Any = None,
-                 **options: Any):
+    def __init__(
+        self,
+        embed_dim: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        add_bias_kv: bool = False,
+        add_zero_attn: bool = False,
+        kdim: Optional[int] = None,
+        vdim: Optional[int] = None,
+        batch_first: bool = True,
+        device: Any = None,
+        dtype: Optional[torch.dtype] = None,
+        *,
+        segment_lengths: Optional[Sequence[int]] = None,
+        dilation_rates: Optional[Sequence[int]] = None,
+        layer_norm: bool = False,
+        layer_norm_eps: float = 1e-5,
+        checkpoint: bool = False,
+        sync_gradients: bool = False,
+        ring_size: Optional[int] = None,
+        group: Any = None,
+        **options: Any,
+    ):
         super().__init__()
         if add_bias_kv or add_zero_attn:
             name = "add_bias_kv" if add_bias_kv else "add_zero_attn"
@@ -106,13 +129,17 @@ class RingMultiheadDilatedAttention(nn.Module):
             raise ValueError(f"embed_dim is {embed_dim} and num_heads {num_heads}; embed_dim must be a multiple of num_heads")
         self.embed_dim, self.num_heads, self.head_dim = embed_dim, num_heads, embed_dim // num_heads
         if self.head_dim > 256:
-            raise ValueError(f"embed_dim {embed_dim} over {num_heads} heads makes head dims of {self.head_dim}; 256 is the largest supported")
+            raise ValueError(
+                f"embed_dim {embed_dim} over {num_heads} heads makes head dims of {self.head_dim}; 256 is the largest supported"
+            )
         self.kdim, self.vdim = embed_dim if kdim is None else kdim, embed_dim if vdim is None else vdim
         self.batch_first, self.checkpoint = bool(batch_first), bool(checkpoint)
         if options.get("query_placement", "sharded") != "sharded":
             raise ValueError("query_placement must be sharded here: queries are projected from the rows that a rank holds")
         # The pattern and the ring; computes in the type of the projections.
-        self.attention = RingDilatedAttention(segment_lengths, dilation_rates, dropout, ring_size, None, None, group=group, **options)
+        self.attention = RingDilatedAttention(
+            segment_lengths, dilation_rates, dropout, ring_size, None, None, group=group, **options
+        )
         place: dict[str, Any] = {"device": device, "dtype": dtype}
         if self.kdim == embed_dim and self.vdim == embed_dim:
             self.in_proj_weight = nn.Parameter(torch.empty((3 * embed_dim, embed_dim), **place))
@@ -153,13 +180,24 @@ class RingMultiheadDilatedAttention(nn.Module):
     def group(self, group: Any) -> None:
         self.attention.group = group
 
-    def forward(self, query: torch.Tensor, key: Optional[torch.Tensor] = None, value: Optional[torch.Tensor] = None,
-                key_padding_mask: Optional[torch.Tensor] = None, need_weights: bool = False, attn_mask: Optional[torch.Tensor] = None,
-                average_attn_weights: bool = True, is_causal: bool = False) -> tuple[torch.Tensor, None]:
-        """``[B, N, E]`` in (``[N, B, E]`` without batch_first, ``[N, E]`` without a batch), ``(output, None)`` out. key and value default to
+    def forward(
+        self,
+        query: torch.Tensor,
+        key: Optional[torch.Tensor] = None,
+        value: Optional[torch.Tensor] = None,
+        key_padding_mask: Optional[torch.Tensor] = None,
+        need_weights: bool = False,
+        attn_mask: Optional[torch.Tensor] = None,
+        average_attn_weights: bool = True,
+        is_causal: bool = False,
+    ) -> tuple[torch.Tensor, None]:
+        """``[B, N, E]`` in (``[N, B, E]`` without batch_first, ``[N, E]`` without a batch), ``(output, None)`` out. key and
+        value default to
         query."""
         if need_weights:
-            raise ValueError("need_weights=True is not supported: the weights are never formed, which is what makes long sequences possible")
+            raise ValueError(
+                "need_weights=True is not supported: the weights are never formed, which is what makes long sequences possible"
+            )
         if query.dim() not in (2, 3):
             raise ValueError(f"query has shape {tuple(query.shape)}; it must be [batch, rows, embed_dim] or [rows, embed_dim]")
         key = query if key is None else key
@@ -174,7 +212,9 @@ class RingMultiheadDilatedAttention(nn.Module):
         causal = self._causal(attn_mask, is_causal, query, key)
         key_range = self._key_range(key_padding_mask, key)
         if together and self.in_proj_weight is not None:
-            key = value = None  # one projection; said here, since a checkpoint may hand over copies that are no longer the same tensor
+            key = value = (
+                None  # one projection; said here, since a checkpoint may hand over copies that are no longer the same tensor
+            )
         if self.checkpoint and torch.is_grad_enabled():
             output = _checkpoint(self._attend, query, key, value, causal, key_range, use_reentrant=False)
         else:
@@ -185,23 +225,49 @@ class RingMultiheadDilatedAttention(nn.Module):
             output = output.transpose(0, 1)
         return output, None
 
-    def _attend(self, query: torch.Tensor, key: Optional[torch.Tensor], value: Optional[torch.Tensor], causal: bool,
-                key_range: Optional[torch.Tensor]) -> torch.Tensor:
+    def _attend(
+        self,
+        query: torch.Tensor,
+        key: Optional[torch.Tensor],
+        value: Optional[torch.Tensor],
+        causal: bool,
+        key_range: Optional[torch.Tensor],
+    ) -> torch.Tensor:
         inner = self.attention
         q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)) for x in self._project(query, key, value))
         out = attention(
-            q, k, v, segment_lengths=inner.segment_lengths, dilation_rates=inner.dilation_rates, is_causal=causal, window=inner.window,
-            key_range=key_range, scale=inner.scale, dropout_p=inner.dropout if self.training else 0.0, combine=inner.combine,
-            offset=inner.offset, dilate_queries=inner.dilate_queries, group=inner.group, layout=inner.layout, schedule=inner.schedule,
-            bucket=inner.bucket_size, threads=inner.threads, timeout=inner.timeout,
-            kernel="auto" if inner.use_flash_attention else "scalar", enable_memory_pool=inner.enable_memory_pool,
-            use_pattern_cache=inner.use_pattern_cache).flatten(2)
+            q,
+            k,
+            v,
+            segment_lengths=inner.segment_lengths,
+            dilation_rates=inner.dilation_rates,
+            is_causal=causal,
+            window=inner.window,
+            key_range=key_range,
+            scale=inner.scale,
+            dropout_p=inner.dropout if self.training else 0.0,
+            combine=inner.combine,
+            offset=inner.offset,
+            dilate_queries=inner.dilate_queries,
+            group=inner.group,
+            layout=inner.layout,
+            schedule=inner.schedule,
+            bucket=inner.bucket_size,
+            threads=inner.threads,
+            timeout=inner.timeout,
+            kernel="auto" if inner.use_flash_attention else "scalar",
+            enable_memory_pool=inner.enable_memory_pool,
+            use_pattern_cache=inner.use_pattern_cache,
+        ).flatten(2)
         if self.norm is not None:
             out = self.norm(out)
         return self.out_proj(out)
 
-    def _project(self, query: torch.Tensor, key: Optional[torch.Tensor], value: Optional[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-        if key is None:
+    def _project(
+        self, query: torch.Tensor, key: Optional[torch.Tensor], value: Optional[torch.Tensor]
+    ) -> tuple[torch.Tensor, ...]:
+        if key is None or value is None:
+            assert self.in_proj_weight is not None
             return F.linear(query, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
         if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
@@ -231,8 +297,10 @@ class RingMultiheadDilatedAttention(nn.Module):
             return True
         if not is_causal and not bool(mask.any()):
             return False
-        raise ValueError("attn_mask is not the causal mask in which the last query meets the last key; other masks are not supported: use "
-                         "is_causal, window or key_padding_mask")
+        raise ValueError(
+            "attn_mask is not the causal mask in which the last query meets the last key; other masks are not supported: use "
+            "is_causal, window or key_padding_mask"
+        )
 
     def _key_range(self, mask: Optional[torch.Tensor], key: torch.Tensor) -> Optional[torch.Tensor]:
         if mask is None:

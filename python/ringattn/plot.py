@@ -2,8 +2,9 @@
 
     python -m ringattn.plot results.json [more.json ...] [-o picture.png]
 
-A file holds one JSON object, a list of them, or several one after the other (``ringattn bench --json >> results.json``). Each kind of
-result becomes a panel: speed, scaling over the ring size, memory with the 1/p line, balance of a plan, speed against peers.
+A file holds one JSON object, a list of them, or several one after the other (``ringattn bench --json >> results.json``). Each
+kind of result becomes a panel: speed, scaling over the ring size, memory with the 1/p line, balance of a plan, speed against
+peers.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ def kind(result: Result) -> str:
     raise ValueError(f"a result with the fields {', '.join(sorted(result))} is none of {', '.join(_PANELS)}")
 
 
-# ---------------------------------------------------------------------------------------------------------------------------- panels
+# ----------------------------------------------------------------------------------------------------------------------- panels
 
 
 def _label(result: Result) -> str:
@@ -81,7 +82,12 @@ _TITLES = {"fwd": "forward", "bwd": "backward"}
 
 def _speed(axes: Any, results: list[Result]) -> None:
     names, passes = [_label(result) for result in results], _passes(results)
-    _bars(axes, names, {_TITLES[p]: [result.get(p, {}).get("gflops") for result in results] for p in passes}, "GFLOP/s, attended pairs only")
+    _bars(
+        axes,
+        names,
+        {_TITLES[p]: [result.get(p, {}).get("gflops") for result in results] for p in passes},
+        "GFLOP/s, attended pairs only",
+    )
     axes.set_title("Speed")
 
 
@@ -104,9 +110,13 @@ def _memory(axes: Any, results: list[Result]) -> None:
     rows = [row for result in results for row in result["rows"]]
     sizes = sorted({row["ring_size"] for row in rows})
     for seq in sorted({row["seq"] for row in rows}):
-        points = sorted((row["ring_size"], row["peak_bytes"] / 2**20, row.get("planned_bytes")) for row in rows if row["seq"] == seq)
-        line, = axes.plot([p for p, _, _ in points], [peak for _, peak, _ in points], marker="o", label=f"n = {seq:,}")
-        axes.plot(sizes, [points[0][1] * points[0][0] / size for size in sizes], linestyle="--", linewidth=1, color=line.get_color())
+        points = sorted(
+            (row["ring_size"], row["peak_bytes"] / 2**20, row.get("planned_bytes")) for row in rows if row["seq"] == seq
+        )
+        (line,) = axes.plot([p for p, _, _ in points], [peak for _, peak, _ in points], marker="o", label=f"n = {seq:,}")
+        axes.plot(
+            sizes, [points[0][1] * points[0][0] / size for size in sizes], linestyle="--", linewidth=1, color=line.get_color()
+        )
         planned = [(p, plan / 2**20) for p, _, plan in points if plan]
         if planned:
             axes.plot(*zip(*planned), linestyle="none", marker="x", color=line.get_color())
@@ -137,10 +147,19 @@ def _balance(axes: Any, results: list[Result]) -> None:
 def _plan_memory(axes: Any, results: list[Result]) -> None:
     for result in results:
         ranks = result["ranks"]
-        axes.plot([rank["rank"] for rank in ranks], [rank["bytes_sent"] / 2**20 for rank in ranks], marker="o",
-                  label=f"{result.get('layout', 'plan')}: sent")
-        axes.plot([rank["rank"] for rank in ranks], [rank["memory_bytes"] / 2**20 for rank in ranks], marker="s", linestyle=":",
-                  label=f"{result.get('layout', 'plan')}: memory")
+        axes.plot(
+            [rank["rank"] for rank in ranks],
+            [rank["bytes_sent"] / 2**20 for rank in ranks],
+            marker="o",
+            label=f"{result.get('layout', 'plan')}: sent",
+        )
+        axes.plot(
+            [rank["rank"] for rank in ranks],
+            [rank["memory_bytes"] / 2**20 for rank in ranks],
+            marker="s",
+            linestyle=":",
+            label=f"{result.get('layout', 'plan')}: memory",
+        )
     axes.set_xlabel("rank")
     axes.set_ylabel("MiB")
     axes.set_ylim(bottom=0)
@@ -156,7 +175,7 @@ def _unit_of(name: str) -> Optional[str]:
 
 
 def _peer_rows(result: Result) -> list[tuple[str, str, str, float]]:
-    """(case, peer, unit, number) of each measurement: rows of {case, peer, gflops}, or of {case, ours_gflops, torch_gflops, ...}."""
+    """(case, peer, unit, number) of each measurement: rows of {case, peer, gflops} or {case, ours_gflops, torch_gflops}."""
     found = []
     for row in next((result[name] for name in ("cases", "rows", "results") if isinstance(result.get(name), list)), []):
         if not isinstance(row, dict):
@@ -166,10 +185,13 @@ def _peer_rows(result: Result) -> list[tuple[str, str, str, float]]:
         for name, value in row.items():
             unit = _unit_of(name)
             if unit and isinstance(value, (int, float)):
-                found.append((case, peer or name[:-len(unit) - 1] or "ringattn", unit, float(value)))
+                found.append((case, peer or name[: -len(unit) - 1] or "ringattn", unit, float(value)))
             elif isinstance(value, dict):  # {"ringattn": {"gflops": ...}, "torch": {...}}
-                found += [(case, name, inner, float(number)) for inner, number in value.items()
-                          if inner in _UNITS and isinstance(number, (int, float))]
+                found += [
+                    (case, name, inner, float(number))
+                    for inner, number in value.items()
+                    if inner in _UNITS and isinstance(number, (int, float))
+                ]
     units = [unit for unit in _UNITS if any(row[2] == unit for row in found)]
     return [row for row in found if row[2] == units[0]] if units else []
 
@@ -199,10 +221,15 @@ def _ring_axis(axes: Any, sizes: list[int]) -> None:
     axes.set_xlabel("ring size")
 
 
-_PANELS: dict[str, Callable[[Any, list[Result]], None]] = {"bench": _speed, "memory": _memory, "plan": _balance, "peers": _peers}
+_PANELS: dict[str, Callable[[Any, list[Result]], None]] = {
+    "bench": _speed,
+    "memory": _memory,
+    "plan": _balance,
+    "peers": _peers,
+}
 
 
-# ----------------------------------------------------------------------------------------------------------------------------- figure
+# ----------------------------------------------------------------------------------------------------------------------- figure
 
 
 def figure(results: list[Result]) -> Any:
@@ -231,7 +258,9 @@ def figure(results: list[Result]) -> Any:
 
 
 def main(arguments: Optional[list[str]] = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ringattn.plot", description="Draws the JSON of ringattn bench, memory, plan and peers.")
+    parser = argparse.ArgumentParser(
+        prog="python -m ringattn.plot", description="Draws the JSON of ringattn bench, memory, plan and peers."
+    )
     parser.add_argument("files", nargs="+", help="JSON files")
     parser.add_argument("-o", "--output", help="picture to write (png, svg, pdf); beside the first file by default")
     given = parser.parse_args(arguments)

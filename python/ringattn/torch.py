@@ -1,8 +1,9 @@
 """``attention`` as a PyTorch operator: ``torch.ops.ringattn.forward`` and ``torch.ops.ringattn.backward``.
 
-Operators, not Python calls, so that torch.compile keeps one graph around them. Their arguments can only be tensors, numbers and strings:
-a group travels by its name, and a padding range and a dropout seed travel as small integer tensors, so that new ones do not mean a new
-graph. ``forward`` also returns what the ranks agreed on before the call (global lengths and seed), which ``backward`` needs.
+Operators, not Python calls, so that torch.compile keeps one graph around them. Their arguments can only be tensors, numbers and
+strings: a group travels by its name, and a padding range and a dropout seed travel as small integer tensors, so that new ones
+do not mean a new graph. ``forward`` also returns what the ranks agreed on before the call (global lengths and seed), which
+``backward`` needs.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ONE_DEVICE = "query, key and value are on {}, {} and {}; they must be on one de
 _STATE = 3  # global query rows, global key rows, seed
 
 
-# ---------------------------------------------------------------------------------------------------------------------- operators
+# -------------------------------------------------------------------------------------------------------------------- operators
 
 
 def _lse_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -58,7 +59,9 @@ class _Device:
         torch.cuda.set_device(self.previous)
 
 
-def _run(where: Any, call: str, problem: Problem, seed: int, ranges: Any, query: torch.Tensor, tensors: tuple[Tensor, ...]) -> None:
+def _run(
+    where: Any, call: str, problem: Problem, seed: int, ranges: Any, query: torch.Tensor, tensors: tuple[Tensor, ...]
+) -> None:
     if not query.is_cuda:
         where.run(call, problem, seed, ranges, 0, tensors)
     else:
@@ -77,19 +80,31 @@ def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tup
     kind = _KINDS.get(device.type)
     if kind is None:
         raise ValueError(f"query is on {device}; cpu and cuda are supported")
-    batch, rows, heads, dim, keys, kv_heads = checked_shapes(query.shape, key.shape, value.shape, (query.dtype, key.dtype, value.dtype))
+    batch, rows, heads, dim, keys, kv_heads = checked_shapes(
+        query.shape, key.shape, value.shape, (query.dtype, key.dtype, value.dtype)
+    )
     views = []
     for tensor in (query, key, value):
         *strides, last = tensor.stride()
         if last != 1 and dim > 1 and tensor.numel():
             name = "query" if tensor is query else "key" if tensor is key else "value"
-            raise ValueError(f"the last dimension of {name} has a stride of {last}; it must be contiguous: {name}.contiguous() makes it so")
+            raise ValueError(
+                f"the last dimension of {name} has a stride of {last}; it must be contiguous: {name}.contiguous() makes it so"
+            )
         views.append((tensor.data_ptr(), *strides))
     return Shape(code, kind, batch, rows, keys, heads, kv_heads, dim), tuple(views)  # type: ignore[return-value]
 
 
-def run_forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options, where: Any, seed: int, ranges: Any,
-                want_lse: bool) -> tuple[torch.Tensor, Optional[torch.Tensor], Problem, int]:
+def run_forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: Options,
+    where: Any,
+    seed: int,
+    ranges: Any,
+    want_lse: bool,
+) -> tuple[torch.Tensor, Optional[torch.Tensor], Problem, int]:
     """out, lse, and what the ranks agreed on."""
     try:
         shape, views = _checked(query, key, value)
@@ -102,10 +117,15 @@ def run_forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, opt
         rows_q, rows_k = (torch.from_numpy(part).to(query.device) for part in order)
         query, key, value = query[:, rows_q], key[:, rows_k], value[:, rows_k]
         views = (_view(query), _view(key), _view(value))
-    out, (batch, heads, rows) = torch.empty_like(query, memory_format=torch.contiguous_format), (shape.batch, shape.heads, shape.seq_q)
+    out, (batch, heads, rows) = (
+        torch.empty_like(query, memory_format=torch.contiguous_format),
+        (shape.batch, shape.heads, shape.seq_q),
+    )
     lse, lse_view = None, NOTHING
     if want_lse:
-        lse = torch.empty_strided((batch, heads, rows), (heads * rows, rows, 1), dtype=_lse_dtype(query.dtype), device=query.device)
+        lse = torch.empty_strided(
+            (batch, heads, rows), (heads * rows, rows, 1), dtype=_lse_dtype(query.dtype), device=query.device
+        )
         lse_view = (lse.data_ptr(), heads * rows, 1, rows)
     dim = shape.head_dim
     out_view = (out.data_ptr(), rows * heads * dim, heads * dim, dim)
@@ -116,9 +136,19 @@ def run_forward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, opt
     return out, lse, problem, seed
 
 
-def run_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor,
-                 dlse: Optional[torch.Tensor], problem: Problem, where: Any, seed: int,
-                 ranges: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def run_backward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dout: torch.Tensor,
+    dlse: Optional[torch.Tensor],
+    problem: Problem,
+    where: Any,
+    seed: int,
+    ranges: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     if dout.stride(3) != 1 and dout.size(3) > 1:  # expanded from one number, say
         dout = dout.contiguous()
     order = where.order(problem)
@@ -129,8 +159,26 @@ def run_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, ou
     dq = torch.empty_like(query, memory_format=torch.contiguous_format)
     dk = torch.empty_like(key, memory_format=torch.contiguous_format)
     dv = torch.empty_like(value, memory_format=torch.contiguous_format)
-    _run(where, "backward", problem, seed, ranges, query,
-         (_view(query), _view(key), _view(value), _view(out), _lse_view(lse), _view(dout), _lse_view(dlse), _view(dq), _view(dk), _view(dv)))
+    _run(
+        where,
+        "backward",
+        problem,
+        seed,
+        ranges,
+        query,
+        (
+            _view(query),
+            _view(key),
+            _view(value),
+            _view(out),
+            _lse_view(lse),
+            _view(dout),
+            _lse_view(dlse),
+            _view(dq),
+            _view(dk),
+            _view(dv),
+        ),
+    )
     if order:
         back_q, back_k = torch.argsort(rows_q), torch.argsort(rows_k)
         dq, dk, dv = dq[:, back_q], dk[:, back_k], dv[:, back_k]
@@ -145,39 +193,141 @@ def _state(problem: Problem, seed: int) -> torch.Tensor:
     return torch.tensor((problem.shape.seq_q, problem.shape.seq_k, _signed(seed)))
 
 
-@torch.library.custom_op("ringattn::forward", mutates_args=())
-def forward_op(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, seed: Optional[torch.Tensor], key_range: Optional[torch.Tensor],
-               segment_lengths: Sequence[int], dilation_rates: Sequence[int], is_causal: bool, window: Sequence[int],
-               scale: Optional[float], dropout_p: float, combine: str, offset: str, dilate_queries: bool, group: str, layout: str,
-               query_placement: str, schedule: str, bucket: int, threads: int, timeout: float, kernel: str, pool: bool,
-               plan_cache: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    options = make_options(segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries, layout,
-                           query_placement, schedule, bucket, threads, timeout or None, kernel, pool, plan_cache)
-    out, lse, problem, number = run_forward(query, key, value, options, _dist.resolve(group), _number_of(seed),
-                                            key_ranges(key_range, query.size(0)), True)
+def _arguments(settings: Settings, group: str) -> tuple[Any, ...]:
+    """The arguments of the operators that are no tensors."""
+    return (
+        settings.segment_lengths,
+        settings.dilation_rates,
+        settings.is_causal,
+        (settings.window_left, settings.window_right),
+        settings.scale,
+        settings.dropout_p,
+        settings.combine,
+        settings.offset,
+        settings.dilate_queries,
+        group,
+        settings.layout,
+        settings.query_placement,
+        settings.schedule,
+        settings.bucket,
+        settings.threads,
+        settings.timeout,
+        settings.kernel,
+        settings.pool,
+        settings.plan_cache,
+    )
+
+
+def _from_arguments(
+    segment_lengths: Any,
+    dilation_rates: Any,
+    is_causal: bool,
+    window: Any,
+    scale: Optional[float],
+    dropout_p: float,
+    combine: str,
+    offset: str,
+    dilate_queries: bool,
+    group: str,
+    layout: str,
+    query_placement: str,
+    schedule: str,
+    bucket: int,
+    threads: int,
+    timeout: float,
+    kernel: str,
+    pool: bool,
+    plan_cache: bool,
+) -> tuple[Options, Any]:
+    """The options and the group that `_arguments` wrote down."""
+    options = make_options(
+        segment_lengths,
+        dilation_rates,
+        is_causal,
+        window,
+        scale,
+        dropout_p,
+        combine,
+        offset,
+        dilate_queries,
+        layout,
+        query_placement,
+        schedule,
+        bucket,
+        threads,
+        timeout or None,
+        kernel,
+        pool,
+        plan_cache,
+    )
+    return options, _dist.resolve(group)
+
+
+# The arguments that both operators share.
+_SETTINGS = (
+    "SymInt[] segment_lengths, SymInt[] dilation_rates, bool is_causal, SymInt[] window, float? scale, float dropout_p, "
+    "str combine, str offset, bool dilate_queries, str group, str layout, str query_placement, str schedule, SymInt bucket, "
+    "SymInt threads, float timeout, str kernel, bool pool, bool plan_cache"
+)
+
+
+@torch.library.custom_op(
+    "ringattn::forward",
+    mutates_args=(),
+    schema=f"(Tensor query, Tensor key, Tensor value, Tensor? seed, Tensor? key_range, {_SETTINGS})"
+    " -> (Tensor, Tensor, Tensor)",
+)
+def forward_op(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    seed: Optional[torch.Tensor],
+    key_range: Optional[torch.Tensor],
+    *settings: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    options, where = _from_arguments(*settings)
+    ranges = key_ranges(key_range, query.size(0))
+    out, lse, problem, number = run_forward(query, key, value, options, where, _number_of(seed), ranges, True)
+    assert lse is not None
     return out, lse, _state(problem, number)
 
 
 @forward_op.register_fake
 def _(query, key, value, seed, key_range, *_):  # type: ignore[no-untyped-def]
     batch, rows, heads, _ = query.shape
-    return (query.new_empty(query.shape), query.new_empty((batch, heads, rows), dtype=_lse_dtype(query.dtype)),
-            torch.empty((_STATE,), dtype=torch.int64, device="cpu"))
+    return (
+        query.new_empty(query.shape),
+        query.new_empty((batch, heads, rows), dtype=_lse_dtype(query.dtype)),
+        torch.empty((_STATE,), dtype=torch.int64, device="cpu"),
+    )
 
 
-@torch.library.custom_op("ringattn::backward", mutates_args=())
-def backward_op(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, dout: torch.Tensor,
-                dlse: Optional[torch.Tensor], state: torch.Tensor, key_range: Optional[torch.Tensor], segment_lengths: Sequence[int],
-                dilation_rates: Sequence[int], is_causal: bool, window: Sequence[int], scale: Optional[float], dropout_p: float,
-                combine: str, offset: str, dilate_queries: bool, group: str, layout: str, query_placement: str, schedule: str, bucket: int,
-                threads: int, timeout: float, kernel: str, pool: bool,
-                plan_cache: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    options = make_options(segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries, layout,
-                           query_placement, schedule, bucket, threads, timeout or None, kernel, pool, plan_cache)
+@torch.library.custom_op(
+    "ringattn::backward",
+    mutates_args=(),
+    schema=(
+        "(Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, Tensor dout, Tensor? dlse, Tensor state, "
+        f"Tensor? key_range, {_SETTINGS}) -> (Tensor, Tensor, Tensor)"
+    ),
+)
+def backward_op(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    lse: torch.Tensor,
+    dout: torch.Tensor,
+    dlse: Optional[torch.Tensor],
+    state: torch.Tensor,
+    key_range: Optional[torch.Tensor],
+    *settings: Any,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    options, where = _from_arguments(*settings)
     seq_q, seq_k, seed = state.tolist()
     problem = problem_for(options, _checked(query, key, value)[0]._replace(seq_q=seq_q, seq_k=seq_k))
-    return run_backward(query, key, value, out, lse, dout, dlse, problem, _dist.resolve(group), seed % 2**64,
-                        key_ranges(key_range, query.size(0)))
+    return run_backward(
+        query, key, value, out, lse, dout, dlse, problem, where, seed % 2**64, key_ranges(key_range, query.size(0))
+    )
 
 
 @backward_op.register_fake
@@ -206,19 +356,28 @@ def _gradient(ctx: Any, dout: Optional[torch.Tensor], dlse: Optional[torch.Tenso
 forward_op.register_autograd(_gradient, setup_context=_save)
 
 
-# -------------------------------------------------------------------------------------------------------------------------- eager
+# ------------------------------------------------------------------------------------------------------------------------ eager
 
 
 class _Eager(torch.autograd.Function):
-    """The same two passes without the dispatcher, whose way to an operator written in Python takes longer than a small attention."""
+    """The same passes without the dispatcher, whose way to an operator in Python takes longer than a small attention."""
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options, where: Any, seed: int,
-                ranges: Any) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+    def forward(
+        ctx: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        options: Options,
+        where: Any,
+        seed: int,
+        ranges: Any,
+    ) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
         out, lse, problem, seed = run_forward(query, key, value, options, where, seed, ranges, True)
         ctx.call = problem, where, seed, ranges
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, value, out, lse)
+        assert lse is not None
         return out, lse
 
     @staticmethod
@@ -229,9 +388,21 @@ class _Eager(torch.autograd.Function):
                 return None, None, None, None, None, None, None
             dout = torch.zeros_like(out)
         problem, where, seed, ranges = ctx.call
-        if torch.is_grad_enabled():  # create_graph: the operator refuses to be differentiated again, instead of being taken for a constant
-            dq, dk, dv = backward_op(query, key, value, out, lse, dout, dlse, _state(problem, seed), _range_tensor(ranges and list(zip(*ranges)), query.size(0)),
-                                     *_arguments(problem.options, where.key))
+        if (
+            torch.is_grad_enabled()
+        ):  # create_graph: the operator refuses to be differentiated again, instead of being taken for a constant
+            dq, dk, dv = backward_op(
+                query,
+                key,
+                value,
+                out,
+                lse,
+                dout,
+                dlse,
+                _state(problem, seed),
+                _range_tensor(ranges and list(zip(*ranges)), query.size(0)),
+                *_arguments(problem.options, where.key),
+            )
         else:
             dq, dk, dv = run_backward(query, key, value, out, lse, dout, dlse, problem, where, seed, ranges)
         return dq, dk, dv, None, None, None, None
@@ -246,11 +417,14 @@ def _plain(query: Any, key: Any, value: Any) -> bool:
     """Whether nothing watches operators from outside: no mode, no transform, no subclass of Tensor, no tensor without data."""
     if type(query) not in _PLAIN or type(key) not in _PLAIN or type(value) not in _PLAIN or query.is_meta:
         return not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor))
-    return not (torch._C._len_torch_dispatch_stack() or torch._C._len_torch_function_stack()
-                or torch._C._functorch.peek_interpreter_stack() is not None)
+    return not (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    )
 
 
-# ---------------------------------------------------------------------------------------------------------------------- attention
+# -------------------------------------------------------------------------------------------------------------------- attention
 
 
 def _name_of(group: Any) -> str:
@@ -283,21 +457,40 @@ def _number_of(seed: Optional[torch.Tensor]) -> int:
 def _range_tensor(key_range: Any, batch: int) -> Optional[torch.Tensor]:
     if key_range is None or isinstance(key_range, torch.Tensor):
         return key_range
-    begins, ends = key_ranges(key_range, batch)
-    return torch.tensor((begins, ends), dtype=torch.int64).t().contiguous()
+    return torch.tensor(key_ranges(key_range, batch), dtype=torch.int64).t().contiguous()
 
 
-def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segment_lengths: Optional[Sequence[int]] = None,
-              dilation_rates: Optional[Sequence[int]] = None, is_causal: bool = False, window: Optional[tuple[int, int]] = None,
-              key_range: Any = None, scale: Optional[float] = None, dropout_p: float = 0.0, seed: Any = None, combine: str = "heads",
-              offset: str = "branch", dilate_queries: bool = True, group: Any = None, layout: str = "contiguous",
-              query_placement: str = "sharded", schedule: str = "auto", bucket: Optional[int] = None, threads: Optional[int] = None,
-              timeout: Optional[float] = None, kernel: str = "auto", return_lse: bool = False, enable_memory_pool: bool = True,
-              use_pattern_cache: bool = True) -> Any:
+def attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    segment_lengths: Optional[Sequence[int]] = None,
+    dilation_rates: Optional[Sequence[int]] = None,
+    is_causal: bool = False,
+    window: Optional[tuple[int, int]] = None,
+    key_range: Any = None,
+    scale: Optional[float] = None,
+    dropout_p: float = 0.0,
+    seed: Any = None,
+    combine: str = "heads",
+    offset: str = "branch",
+    dilate_queries: bool = True,
+    group: Any = None,
+    layout: str = "contiguous",
+    query_placement: str = "sharded",
+    schedule: str = "auto",
+    bucket: Optional[int] = None,
+    threads: Optional[int] = None,
+    timeout: Optional[float] = None,
+    kernel: str = "auto",
+    return_lse: bool = False,
+    enable_memory_pool: bool = True,
+    use_pattern_cache: bool = True,
+) -> Any:
     """``ringattn.attention`` for torch tensors, with two switches more.
 
-    ``enable_memory_pool=False`` allocates afresh for each call, ``use_pattern_cache=False`` plans afresh for each call. ``seed`` and
-    ``key_range`` may be int64 tensors, which torch.compile does not fix in its graph.
+    ``enable_memory_pool=False`` allocates afresh for each call, ``use_pattern_cache=False`` plans afresh for each call.
+    ``seed`` and ``key_range`` may be int64 tensors, which torch.compile does not fix in its graph.
 
     >>> import torch, ringattn
     >>> x = torch.randn(1, 8, 2, 4, requires_grad=True)
@@ -306,12 +499,32 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segme
     >>> x.grad.shape
     torch.Size([1, 8, 2, 4])
     """
-    given = (segment_lengths, dilation_rates, is_causal, window, scale, dropout_p, combine, offset, dilate_queries, layout, query_placement,
-             schedule, bucket, threads, timeout, kernel, enable_memory_pool, use_pattern_cache)
+    given = (
+        segment_lengths,
+        dilation_rates,
+        is_causal,
+        window,
+        scale,
+        dropout_p,
+        combine,
+        offset,
+        dilate_queries,
+        layout,
+        query_placement,
+        schedule,
+        bucket,
+        threads,
+        timeout,
+        kernel,
+        enable_memory_pool,
+        use_pattern_cache,
+    )
     if torch.compiler.is_compiling() or not _plain(query, key, value):
         query, key, value = _ready(query, key, value)
         settings, seed = make_settings(*given), _seed_tensor(seed, dropout_p)
-        out, lse, _ = forward_op(query, key, value, seed, _range_tensor(key_range, query.size(0)), *_arguments(settings, key_of(group)))
+        out, lse, _ = forward_op(
+            query, key, value, seed, _range_tensor(key_range, query.size(0)), *_arguments(settings, key_of(group))
+        )
         return (out, lse) if return_lse else out
     where = _dist.resolve(group)
     try:
@@ -329,10 +542,12 @@ def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segme
 
 
 def _ready(query: Any, key: Any, value: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The three tensors in autocast's type where it is on; raises where they are no tensors, or on a device that is not supported."""
+    """The three in autocast's type where it is on; raises where they are no tensors, or on a device that is not supported."""
     if not isinstance(query, torch.Tensor) or not isinstance(key, torch.Tensor) or not isinstance(value, torch.Tensor):
-        raise ValueError(f"query, key and value are {type(query).__name__}, {type(key).__name__} and {type(value).__name__}; they must all "
-                         f"be torch tensors")
+        raise ValueError(
+            f"query, key and value are {type(query).__name__}, {type(key).__name__} and {type(value).__name__}; they must all "
+            f"be torch tensors"
+        )
     kind = query.device.type
     if kind == "meta":
         if not key.is_meta or not value.is_meta:
@@ -346,17 +561,19 @@ def _ready(query: Any, key: Any, value: Any) -> tuple[torch.Tensor, torch.Tensor
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))  # type: ignore[return-value]
 
 
-def _arguments(settings: Settings, group: str) -> tuple[Any, ...]:
-    """The arguments of the operators that are no tensors."""
-    return (settings.segment_lengths, settings.dilation_rates, settings.is_causal, (settings.window_left, settings.window_right),
-            settings.scale, settings.dropout_p, settings.combine, settings.offset, settings.dilate_queries, group, settings.layout,
-            settings.query_placement, settings.schedule, settings.bucket, settings.threads, settings.timeout, settings.kernel, settings.pool,
-            settings.plan_cache)
-
-
-def attention_of(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, options: Options, key_range: Any, seed: Any, group: Any,
-                 return_lse: bool) -> Any:
+def attention_of(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    options: Options,
+    key_range: Any,
+    seed: Any,
+    group: Any,
+    return_lse: bool,
+) -> Any:
     """For tensors that came by DLPack: forward only."""
     number = _number_of(_seed_tensor(seed, options.dropout_p))
-    out, lse, _, _ = run_forward(query, key, value, options, _dist.resolve(group), number, key_ranges(key_range, query.size(0)), return_lse)
+    out, lse, _, _ = run_forward(
+        query, key, value, options, _dist.resolve(group), number, key_ranges(key_range, query.size(0)), return_lse
+    )
     return (out, lse) if return_lse else out

@@ -15,12 +15,22 @@ import torch
 from .multihead import range_of_mask
 from .torch import attention as _attention
 
-_OPTIONS = set(inspect.signature(_attention).parameters) - {"query", "key", "value", "is_causal", "window", "key_range", "scale", "dropout_p",
-                                                            "seed", "return_lse"}
+_OPTIONS = set(inspect.signature(_attention).parameters) - {
+    "query",
+    "key",
+    "value",
+    "is_causal",
+    "window",
+    "key_range",
+    "scale",
+    "dropout_p",
+    "seed",
+    "return_lse",
+}
 
 
-# What a model's mask says, handed from the mask function to the attention function. transformers passes masks on as tensors of four
-# dimensions, so that is what it travels as: int64 [batch, 1, 1, columns], on the CPU, where the library needs the numbers.
+# What a model's mask says, handed from the mask function to the attention function. transformers passes masks on as tensors of
+# four dimensions, so that is what it travels as: int64 [batch, 1, 1, columns], on the CPU, where the library needs the numbers.
 _MARK = 0x72696E6761  # no mask of a user's begins with it
 _COLUMNS = 7  # mark, causal, window left and right, keys that count (a static cache holds more), first key, past the last key
 
@@ -33,8 +43,15 @@ def _encode(is_causal: bool, window: tuple[int, int], keys: int, key_range: Opti
 
 
 def _decode(mask: Any) -> tuple[bool, tuple[int, int], int, list[list[int]]]:
-    if not isinstance(mask, torch.Tensor) or mask.dtype != torch.int64 or mask.shape[1:] != (1, 1, _COLUMNS) or int(mask[0, 0, 0, 0]) != _MARK:
-        raise ValueError("ringattn supports causal, full and sliding-window masks with padding; an attention mask that is given whole is not")
+    if (
+        not isinstance(mask, torch.Tensor)
+        or mask.dtype != torch.int64
+        or mask.shape[1:] != (1, 1, _COLUMNS)
+        or int(mask[0, 0, 0, 0]) != _MARK
+    ):
+        raise ValueError(
+            "ringattn supports causal, full and sliding-window masks with padding; an attention mask that is given whole is not"
+        )
     rows = mask.view(-1, _COLUMNS).tolist()
     _, is_causal, left, right, keys, _, _ = rows[0]
     return bool(is_causal), (left, right), keys, [row[-2:] for row in rows]
@@ -43,11 +60,11 @@ def _decode(mask: Any) -> tuple[bool, tuple[int, int], int, list[list[int]]]:
 def register(name: str = "ringattn", **options: Any) -> None:
     """Makes ``attn_implementation=name`` known to transformers, for every model that uses its attention interface.
 
-    ``options`` are those of ``ringattn.attention`` that a model does not decide: segment_lengths, dilation_rates, combine, offset,
-    dilate_queries, group, layout, schedule, threads and so on. Without a pattern the results are those of ``sdpa``.
+    ``options`` are those of ``ringattn.attention`` that a model does not decide: segment_lengths, dilation_rates, combine,
+    offset, dilate_queries, group, layout, schedule, threads and so on. Without a pattern the results are those of ``sdpa``.
 
-    Causal and full attention, sliding windows, padding on either side, grouped heads and caches are supported; masks of any other shape,
-    softcapping, attention sinks and position biases raise ValueError.
+    Causal and full attention, sliding windows, padding on either side, grouped heads and caches are supported; masks of any
+    other shape, softcapping, attention sinks and position biases raise ValueError.
     """
     unknown = set(options) - _OPTIONS
     if unknown:
@@ -61,12 +78,25 @@ def register(name: str = "ringattn", **options: Any) -> None:
     AttentionMaskInterface.register(name, _mask)
 
 
-def _mask(batch_size: int, kv_length: int, mask_function: Callable, attention_mask: Optional[torch.Tensor] = None, q_length: Any = None,
-          q_offset: Any = 0, kv_offset: int = 0, cache_position: Optional[torch.Tensor] = None, local_size: Optional[int] = None,
-          use_vmap: bool = False, device: Any = "cpu", **_: Any) -> torch.Tensor:
+def _mask(
+    batch_size: int,
+    kv_length: int,
+    mask_function: Callable,
+    attention_mask: Optional[torch.Tensor] = None,
+    q_length: Any = None,
+    q_offset: Any = 0,
+    kv_offset: int = 0,
+    cache_position: Optional[torch.Tensor] = None,
+    local_size: Optional[int] = None,
+    use_vmap: bool = False,
+    device: Any = "cpu",
+    **_: Any,
+) -> torch.Tensor:
     """Reads a mask from the rule that transformers gives for it, and checks the reading at every boundary of the rule."""
     if use_vmap:
-        raise ValueError("ringattn supports causal, full and sliding-window masks with padding; this model adds a mask of its own")
+        raise ValueError(
+            "ringattn supports causal, full and sliding-window masks with padding; this model adds a mask of its own"
+        )
     if isinstance(q_length, torch.Tensor):  # before transformers 4.57 the positions of the queries came in its place
         cache_position, q_length = q_length, None
     if cache_position is not None:
@@ -77,12 +107,14 @@ def _mask(batch_size: int, kv_length: int, mask_function: Callable, attention_ma
     keys = min(kv_length, max(first + q_length, 0))
     queries = torch.arange(q_offset, q_offset + q_length, device=device)
 
-    def allowed(distance: Any) -> torch.Tensor:
-        """Whether the rule lets each query see the key at a distance, as far as there is such a key."""
+    def allowed(distance: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Whether the rule lets each query see the key at a distance; and the distance, which ends with the keys."""
         positions = (queries + distance).clamp(kv_offset, kv_offset + kv_length - 1)
         zero = torch.zeros((), dtype=torch.int64, device=device)
-        seen = [torch.as_tensor(mask_function(zero + entry, zero, queries, positions), device=device).expand(q_length).bool()
-                for entry in range(batch_size)]
+        seen = [
+            torch.as_tensor(mask_function(zero + entry, zero, queries, positions), device=device).expand(q_length).bool()
+            for entry in range(batch_size)
+        ]
         return torch.stack(seen), positions - queries
 
     is_causal = kv_length > q_length + first or _says_no(allowed(1))
@@ -99,12 +131,14 @@ def _mask(batch_size: int, kv_length: int, mask_function: Callable, attention_ma
             if not is_causal:
                 expected &= actual <= left
         if not bool((seen == expected).all()):
-            raise ValueError("ringattn supports causal, full and sliding-window masks with padding; this model's mask is another one (packed "
-                             "sequences, say)")
+            raise ValueError(
+                "ringattn supports causal, full and sliding-window masks with padding; this model's mask is another one "
+                "(packed sequences, say)"
+            )
     window = (-1, -1) if left < 0 else (left, 0 if is_causal else left)
     key_range = None
     if attention_mask is not None:
-        padding = ~attention_mask[:, kv_offset:kv_offset + keys].bool()
+        padding = ~attention_mask[:, kv_offset : kv_offset + keys].bool()
         if padding.shape[1] < keys:
             padding = torch.nn.functional.pad(padding, (0, keys - padding.shape[1]), value=True)
         key_range = range_of_mask(padding)
@@ -117,9 +151,18 @@ def _says_no(answer: tuple[torch.Tensor, torch.Tensor]) -> bool:
 
 
 def _attention_function(options: dict[str, Any]) -> Callable:
-    def ringattn_attention(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, attention_mask: Any,
-                           scaling: Optional[float] = None, dropout: float = 0.0, is_causal: Optional[bool] = None,
-                           sliding_window: Optional[int] = None, **kwargs: Any) -> tuple[torch.Tensor, None]:
+    def ringattn_attention(
+        module: torch.nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Any,
+        scaling: Optional[float] = None,
+        dropout: float = 0.0,
+        is_causal: Optional[bool] = None,
+        sliding_window: Optional[int] = None,
+        **kwargs: Any,
+    ) -> tuple[torch.Tensor, None]:
         for name in ("softcap", "s_aux", "position_bias"):
             if kwargs.get(name) is not None:
                 raise ValueError(f"{name} is not supported by ringattn")
@@ -135,7 +178,9 @@ def _attention_function(options: dict[str, Any]) -> Callable:
                 window = (sliding_window - 1, 0 if causal else sliding_window - 1)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-        out = _attention(query, key, value, is_causal=causal, window=window, key_range=key_range, scale=scaling, dropout_p=dropout, **options)
+        out = _attention(
+            query, key, value, is_causal=causal, window=window, key_range=key_range, scale=scaling, dropout_p=dropout, **options
+        )
         return out, None
 
     return ringattn_attention

@@ -1,4 +1,5 @@
-"""What the tests share. Parts that need torch, transformers or matplotlib are skipped without them, with a count at the end; where CI is
+"""What the tests share. Parts that need torch, transformers or matplotlib are skipped without them, with a count at the end;
+where CI is
 set a skip for want of torch is a failure."""
 
 import os
@@ -18,8 +19,16 @@ try:
 except ImportError:
     torch = None
 
-NEED_TORCH = ["test_torch.py", "test_compile.py", "test_modules.py", "test_multihead.py", "test_helpers.py", "test_distributed.py",
-              "test_transformers.py", "test_tutorial.py"]
+NEED_TORCH = [
+    "test_torch.py",
+    "test_compile.py",
+    "test_modules.py",
+    "test_multihead.py",
+    "test_helpers.py",
+    "test_distributed.py",
+    "test_transformers.py",
+    "test_tutorial.py",
+]
 collect_ignore = [] if torch is not None else NEED_TORCH
 
 
@@ -53,11 +62,23 @@ def run_python(code, *, ranks=None, timeout=120, env=None, check=True, arguments
     """Runs code in fresh processes: one, or `ranks` of them under torchrun. Returns the finished process."""
     command = [sys.executable]
     if ranks is not None:
-        command += ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "0", "--rdzv-backend", "c10d",
-                    "--rdzv-endpoint", "localhost:0"]
+        command += [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(ranks),
+            "--master-port",
+            "0",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-endpoint",
+            "localhost:0",
+        ]
     path = pathlib.Path(code)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
-    done = subprocess.run([*command, str(path), *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=environment)
+    done = subprocess.run(
+        [*command, str(path), *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=environment
+    )
     if check and done.returncode:
         raise AssertionError(f"{path.name} ended with {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}")
     return done

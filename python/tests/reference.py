@@ -5,8 +5,19 @@ import math
 import numpy as np
 
 
-def pairs(seq_q, seq_k, heads, kv_heads, segment_lengths=None, dilation_rates=None, is_causal=False, window=None, combine="heads",
-          offset="branch", dilate_queries=True):
+def pairs(
+    seq_q,
+    seq_k,
+    heads,
+    kv_heads,
+    segment_lengths=None,
+    dilation_rates=None,
+    is_causal=False,
+    window=None,
+    combine="heads",
+    offset="branch",
+    dilate_queries=True,
+):
     """How often query i of head h reads key j: a list over branches of 0/1 arrays [heads, seq_q, seq_k]."""
     branches = list(zip(segment_lengths, dilation_rates)) if segment_lengths is not None else [(0, 1)]
     count = len(branches)
@@ -101,15 +112,26 @@ def attention(q, k, v, dout=None, dlse=None, key_range=None, scale=None, dropout
     else:
         m = total.astype(np.float64)
     out = np.einsum("bhnm,bmhd->bnhd", p * m, vv)
-    result = {"out": out, "lse": lse, "M_out": np.einsum("bhnm,bmhd->bnhd", p * m, np.abs(vv)),
-              "M_lse": np.maximum(1.0, np.abs(scale) * np.einsum("bnhd,bmhd->bhnm", np.abs(q), np.abs(kk)).max(-1, initial=0.0))}
+    result = {
+        "out": out,
+        "lse": lse,
+        "M_out": np.einsum("bhnm,bmhd->bnhd", p * m, np.abs(vv)),
+        "M_lse": np.maximum(1.0, np.abs(scale) * np.einsum("bnhd,bmhd->bhnm", np.abs(q), np.abs(kk)).max(-1, initial=0.0)),
+    }
     if dout is None and dlse is None:
         return result
     dout = np.zeros_like(out) if dout is None else np.asarray(dout, dtype=np.float64)
     delta = np.einsum("bnhd,bnhd->bhn", dout, out) - (0 if dlse is None else np.asarray(dlse, dtype=np.float64))
     dp = np.einsum("bnhd,bmhd->bhnm", dout, vv)
     ds = p * (m * dp - total * delta[..., None])
-    a = p * total * (np.einsum("bnhd,bmhd->bhnm", np.abs(dout), np.abs(vv)) + np.einsum("bnhd,bnhd->bhn", np.abs(dout), np.abs(out))[..., None])
+    a = (
+        p
+        * total
+        * (
+            np.einsum("bnhd,bmhd->bhnm", np.abs(dout), np.abs(vv))
+            + np.einsum("bnhd,bnhd->bhn", np.abs(dout), np.abs(out))[..., None]
+        )
+    )
     dq = scale * np.einsum("bhnm,bmhd->bnhd", ds, kk)
     dk = scale * np.einsum("bhnm,bnhd->bmhd", ds, q)
     dv = np.einsum("bhnm,bnhd->bmhd", p * m, dout)
@@ -118,9 +140,13 @@ def attention(q, k, v, dout=None, dlse=None, key_range=None, scale=None, dropout
         return x.reshape(batch, seq_k, kv_heads, group, dim).sum(3)
 
     result.update(
-        dq=dq, dk=grouped(dk), dv=grouped(dv), M_dq=scale * np.einsum("bhnm,bmhd->bnhd", a, np.abs(kk)),
+        dq=dq,
+        dk=grouped(dk),
+        dv=grouped(dv),
+        M_dq=scale * np.einsum("bhnm,bmhd->bnhd", a, np.abs(kk)),
         M_dk=grouped(scale * np.einsum("bhnm,bnhd->bmhd", a, np.abs(q))),
-        M_dv=grouped(np.einsum("bhnm,bnhd->bmhd", p * m, np.abs(dout))))
+        M_dv=grouped(np.einsum("bhnm,bnhd->bmhd", p * m, np.abs(dout))),
+    )
     return result
 
 

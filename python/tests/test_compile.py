@@ -3,7 +3,7 @@
 import pytest
 import ringattn
 import torch
-from ringattn.torch import _arguments, backward_op, forward_op, make_settings
+from ringattn.torch import _arguments, backward_op, forward_op
 
 pytestmark = pytest.mark.filterwarnings("ignore::ringattn.HolesWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -19,8 +19,10 @@ def tensors(dtype=torch.float64, requires_grad=True):
     return [torch.randn(2, 6, heads, 4, dtype=dtype, requires_grad=requires_grad) for heads in (4, 2, 2)]
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"is_causal": True, "segment_lengths": (4, 0), "dilation_rates": (1, 2), "combine": "mix"}, {"group": "threads:2"}])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"is_causal": True, "segment_lengths": (4, 0), "dilation_rates": (1, 2), "combine": "mix"}, {"group": "threads:2"}],
+)
 def test_opcheck_passes_for_forward(options):
     torch.library.opcheck(forward_op, (*tensors(), None, None, *arguments(**options)))
 
@@ -32,7 +34,9 @@ def test_opcheck_passes_with_a_range_and_a_seed():
 def test_opcheck_passes_for_backward():
     q, k, v = tensors(requires_grad=False)
     out, lse, state = forward_op(q, k, v, None, None, *arguments())
-    torch.library.opcheck(backward_op, (q, k, v, out, lse, torch.randn_like(out), torch.randn_like(lse), state, None, *arguments()))
+    torch.library.opcheck(
+        backward_op, (q, k, v, out, lse, torch.randn_like(out), torch.randn_like(lse), state, None, *arguments())
+    )
 
 
 def same(function, *inputs, **compile_options):
@@ -47,9 +51,15 @@ def same(function, *inputs, **compile_options):
     return compiled
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"is_causal": True, "group": 2, "layout": "zigzag"}, {"key_range": (1, 5), "scale": 0.5},
-    {"segment_lengths": [4, 0], "dilation_rates": [1, 2], "combine": "mix", "window": (3, 3)}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True, "group": 2, "layout": "zigzag"},
+        {"key_range": (1, 5), "scale": 0.5},
+        {"segment_lengths": [4, 0], "dilation_rates": [1, 2], "combine": "mix", "window": (3, 3)},
+    ],
+)
 def test_compiled_attention_is_attention_in_one_graph(options):
     same(lambda q, k, v: ringattn.attention(q, k, v, **options), *tensors(), backend="aot_eager")
 
@@ -81,7 +91,9 @@ def test_new_lengths_do_not_need_a_new_graph():
         graphs.append(graph)
         return graph
 
-    compiled = torch.compile(lambda q, k, v: ringattn.attention(q, k, v, is_causal=True), backend=counting, fullgraph=True, dynamic=True)
+    compiled = torch.compile(
+        lambda q, k, v: ringattn.attention(q, k, v, is_causal=True), backend=counting, fullgraph=True, dynamic=True
+    )
     for rows in (5, 9, 14):
         x = torch.randn(1, rows, 2, 4)
         assert torch.equal(compiled(x, x, x), ringattn.attention(x, x, x, is_causal=True))
@@ -144,4 +156,3 @@ def test_settings_are_checked_under_compile_too():
     x = torch.randn(1, 6, 2, 4)
     with pytest.raises(Exception, match="combine is 'sum'"):
         torch.compile(lambda x: ringattn.attention(x, x, x, combine="sum"), backend="eager")(x)
-    assert make_settings is not None

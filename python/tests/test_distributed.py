@@ -42,8 +42,16 @@ def test_all_ranks_leave_in_order(results):
 @pytest.mark.parametrize("way", ["exit", "kill during a call", "stop during a call"])
 def test_a_rank_that_dies_gives_an_exception_on_the_others(tmp_path, way):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = [subprocess.Popen([sys.executable, str(WORKERS / "dying_rank.py"), str(rank), "3", str(tmp_path), way], stdout=subprocess.PIPE,
-                              stderr=subprocess.STDOUT, text=True, env=environment) for rank in range(3)]
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(WORKERS / "dying_rank.py"), str(rank), "3", str(tmp_path), way],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        for rank in range(3)
+    ]
     try:
         said = [ranks[rank].communicate(timeout=90)[0] for rank in (0, 1)]
     finally:

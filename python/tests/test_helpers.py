@@ -25,7 +25,7 @@ def test_splits_are_the_contiguous_layout_and_views():
 def test_one_process_is_a_ring_of_one():
     x = torch.ones(2, 3)
     assert ringattn.ring_pass(x) is x and ringattn.gather_from_rank(x) is x
-    (info, (y,)), = ringattn.all_ring_pass(x)
+    ((info, (y,)),) = ringattn.all_ring_pass(x)
     assert y is x and info == ringattn.RingInfo(ring_rank=0, iteration=0, is_first=True, is_last=True)
 
 
@@ -42,8 +42,14 @@ def chunks(q, k, v, count, is_causal):
     parts = ringattn.StableRingAccumulator(q.shape, dtype=q.dtype)
     step = -(-k.size(2) // count)
     for begin in range(0, k.size(2), step):
-        mask = ringattn.create_causal_mask(q.size(2), len(range(begin, min(begin + step, k.size(2)))), k_start=begin) if is_causal else None
-        parts.update(*ringattn.compute_attention_with_lse(q, k[:, :, begin:begin + step], v[:, :, begin:begin + step], mask=mask))
+        mask = (
+            ringattn.create_causal_mask(q.size(2), len(range(begin, min(begin + step, k.size(2)))), k_start=begin)
+            if is_causal
+            else None
+        )
+        parts.update(
+            *ringattn.compute_attention_with_lse(q, k[:, :, begin : begin + step], v[:, :, begin : begin + step], mask=mask)
+        )
     return parts
 
 

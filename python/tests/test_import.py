@@ -17,7 +17,9 @@ sys.meta_path.insert(0, Block())
 
 
 def run(code, block=("torch", "mpi4py", "transformers", "matplotlib", "ml_dtypes")):
-    return subprocess.run([sys.executable, "-c", BLOCK.format(names=set(block)) + code], capture_output=True, text=True, timeout=60)
+    return subprocess.run(
+        [sys.executable, "-c", BLOCK.format(names=set(block)) + code], capture_output=True, text=True, timeout=60
+    )
 
 
 def test_import_and_attention_work_without_torch_and_mpi():
@@ -50,7 +52,9 @@ except ImportError as error:
 
 
 def test_import_is_quick_and_does_not_load_torch():
-    done = subprocess.run([sys.executable, "-c", "import sys, ringattn; assert 'torch' not in sys.modules"], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", "import sys, ringattn; assert 'torch' not in sys.modules"], capture_output=True, text=True
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -58,14 +62,22 @@ def test_torch_is_used_without_loading_its_compiler():
     import pytest
 
     pytest.importorskip("torch", reason="torch is not installed")
-    done = subprocess.run([sys.executable, "-c", """
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            """
 import sys, torch, ringattn
 x = torch.ones(1, 4, 2, 4, requires_grad=True)
 ringattn.attention(x, x, x).sum().backward()
 module = ringattn.RingMultiheadDilatedAttention(8, 2)
 module(torch.ones(1, 4, 8), key_padding_mask=torch.zeros(1, 4, dtype=torch.bool))[0].sum().backward()
 assert "torch._dynamo" not in sys.modules
-"""], capture_output=True, text=True)
+""",
+        ],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -80,15 +92,22 @@ def test_every_public_name_is_documented_and_unknown_ones_raise():
         if callable(value):
             assert value.__doc__, f"{name} has no docstring"
     with pytest.raises(AttributeError, match="no_such_name"):
-        ringattn.no_such_name
+        ringattn.no_such_name  # noqa: B018
 
 
 def test_a_missing_library_is_an_import_error_that_names_it(tmp_path):
     import os
 
-    done = subprocess.run([sys.executable, "-c", "import ringattn"], capture_output=True, text=True,
-                          env={**os.environ, "RINGATTN_LIBRARY": str(tmp_path / "nothing.so"),
-                               "PYTHONPATH": str(pathlib.Path(ringattn.__file__).parents[1])})
+    done = subprocess.run(
+        [sys.executable, "-c", "import ringattn"],
+        capture_output=True,
+        text=True,
+        env={
+            **os.environ,
+            "RINGATTN_LIBRARY": str(tmp_path / "nothing.so"),
+            "PYTHONPATH": str(pathlib.Path(ringattn.__file__).parents[1]),
+        },
+    )
     assert done.returncode != 0 and "ImportError" in done.stderr and "nothing.so" in done.stderr
 
 

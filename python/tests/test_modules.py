@@ -5,8 +5,14 @@ import ringattn
 import torch
 
 pytestmark = pytest.mark.filterwarnings("ignore::ringattn.HolesWarning")
-PRESETS = ["RingDilatedAttention", "RingDilatedAttentionHybrid", "RingDilatedAttentionV3", "RingDilatedAttentionV2Collective",
-           "RingDilatedAttentionV2", "RingAttentionCorrect"]
+PRESETS = [
+    "RingDilatedAttention",
+    "RingDilatedAttentionHybrid",
+    "RingDilatedAttentionV3",
+    "RingDilatedAttentionV2Collective",
+    "RingDilatedAttentionV2",
+    "RingAttentionCorrect",
+]
 
 
 def inputs(requires_grad=False, **kwargs):
@@ -44,8 +50,17 @@ def test_a_preset_really_runs_its_schedule(name, schedule):
 
 def test_the_configuration_of_the_notes_is_taken_as_it_is():
     module = ringattn.RingDilatedAttentionHybrid(
-        segment_lengths=[8, 16, 24], dilation_rates=[1, 2, 4], ring_size=2, enable_memory_pool=True, use_pattern_cache=True,
-        use_flash_attention=True, dtype=torch.float32, device="cpu", dropout=0.1, bucket_size=4)
+        segment_lengths=[8, 16, 24],
+        dilation_rates=[1, 2, 4],
+        ring_size=2,
+        enable_memory_pool=True,
+        use_pattern_cache=True,
+        use_flash_attention=True,
+        dtype=torch.float32,
+        device="cpu",
+        dropout=0.1,
+        bucket_size=4,
+    )
     with pytest.warns(ringattn.HolesWarning):
         out = module(*inputs(), is_causal=True)
     assert out.shape == (2, 24, 6, 8)
@@ -143,17 +158,20 @@ def test_a_module_can_be_copied_pickled_and_printed():
     assert "segment_lengths=[8, 24]" in repr(module) and not list(module.parameters()) and not module.state_dict()
 
 
-@pytest.mark.parametrize("options, match", [
-    ({"segment_lengths": [8]}, "dilation_rates is missing"),
-    ({"segment_lengths": [8], "dilation_rates": [1, 2]}, "2"),
-    ({"dropout": 1.5}, "dropout"),
-    ({"ring_size": 0}, "ring_size"),
-    ({"ring_size": 3, "group": 2}, "group has 2 ranks"),
-    ({"dtype": torch.int32}, "dtype"),
-    ({"layout": "diagonal"}, "layout"),
-    ({"schedule": "slow"}, "schedule"),
-    ({"bucket_size": -4}, "bucket"),
-])
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"segment_lengths": [8]}, "dilation_rates is missing"),
+        ({"segment_lengths": [8], "dilation_rates": [1, 2]}, "2"),
+        ({"dropout": 1.5}, "dropout"),
+        ({"ring_size": 0}, "ring_size"),
+        ({"ring_size": 3, "group": 2}, "group has 2 ranks"),
+        ({"dtype": torch.int32}, "dtype"),
+        ({"layout": "diagonal"}, "layout"),
+        ({"schedule": "slow"}, "schedule"),
+        ({"bucket_size": -4}, "bucket"),
+    ],
+)
 def test_wrong_arguments_are_found_on_construction(options, match):
     with pytest.raises(ValueError, match=match):
         ringattn.RingDilatedAttention(**options)

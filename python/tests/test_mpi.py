@@ -25,7 +25,12 @@ def test_a_ring_over_mpi_equals_one_rank(ranks, what):
     version = subprocess.run([MPIRUN, "--version"], capture_output=True, text=True).stdout
     options = ["--oversubscribe", "--allow-run-as-root"] if "Open MPI" in version or "OpenRTE" in version else []
     worker = pathlib.Path(__file__).parent / "workers" / "mpi_checks.py"
-    done = subprocess.run([MPIRUN, *options, "-n", str(ranks), sys.executable, str(worker), *what], capture_output=True, text=True, timeout=120,
-                          env={**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"})
+    done = subprocess.run(
+        [MPIRUN, *options, "-n", str(ranks), sys.executable, str(worker), *what],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"},
+    )
     assert done.returncode == 0, f"{done.stdout[-3000:]}\n{done.stderr[-5000:]}"
     assert done.stdout.count(" ok") == ranks

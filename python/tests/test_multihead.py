@@ -78,7 +78,13 @@ def test_padding_masks_that_leave_a_range_are_equal():
     mask = torch.zeros(2, 11, dtype=torch.bool)
     mask[0, 7:], mask[1, :3] = True, True
     same(ours, theirs, (x, x, x), key_padding_mask=mask)
-    same(ours, theirs, (x, x, x), {"key_padding_mask": mask}, key_padding_mask=torch.zeros(2, 11).masked_fill(mask, float("-inf")))
+    same(
+        ours,
+        theirs,
+        (x, x, x),
+        {"key_padding_mask": mask},
+        key_padding_mask=torch.zeros(2, 11).masked_fill(mask, float("-inf")),
+    )
 
 
 def test_a_fully_padded_entry_is_the_bias_alone_and_never_nan():
@@ -170,12 +176,24 @@ def test_layer_norm_is_an_option_that_is_off():
 
 def test_dilated_settings_reach_the_attention():
     torch.manual_seed(0)
-    ours = ringattn.RingMultiheadDilatedAttention(24, 3, segment_lengths=[4, 8], dilation_rates=[1, 2], combine="mix", offset="head",
-                                                  dilate_queries=False, window=(5, 5))
+    ours = ringattn.RingMultiheadDilatedAttention(
+        24, 3, segment_lengths=[4, 8], dilation_rates=[1, 2], combine="mix", offset="head", dilate_queries=False, window=(5, 5)
+    )
     x = torch.randn(2, 11, 24)
-    q, k, v = (y.unflatten(-1, (3, 8)) for y in torch.nn.functional.linear(x, ours.in_proj_weight, ours.in_proj_bias).chunk(3, -1))
-    inner = ringattn.attention(q, k, v, segment_lengths=[4, 8], dilation_rates=[1, 2], combine="mix", offset="head", dilate_queries=False,
-                               window=(5, 5))
+    q, k, v = (
+        y.unflatten(-1, (3, 8)) for y in torch.nn.functional.linear(x, ours.in_proj_weight, ours.in_proj_bias).chunk(3, -1)
+    )
+    inner = ringattn.attention(
+        q,
+        k,
+        v,
+        segment_lengths=[4, 8],
+        dilation_rates=[1, 2],
+        combine="mix",
+        offset="head",
+        dilate_queries=False,
+        window=(5, 5),
+    )
     assert torch.equal(ours(x)[0], ours.out_proj(inner.flatten(2)))
 
 
@@ -190,10 +208,18 @@ def test_autocast_and_narrow_weights_work():
     assert half(x.bfloat16())[0].dtype == torch.bfloat16
 
 
-@pytest.mark.parametrize("options, match", [
-    ({"add_bias_kv": True}, "add_bias_kv"), ({"add_zero_attn": True}, "add_zero_attn"), ({"num_heads": 5}, "multiple of num_heads"),
-    ({"embed_dim": 1024, "num_heads": 2}, "256"), ({"query_placement": "replicated"}, "query_placement"),
-    ({"segment_lengths": [4]}, "dilation_rates"), ({"combine": "sum"}, "combine")])
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"add_bias_kv": True}, "add_bias_kv"),
+        ({"add_zero_attn": True}, "add_zero_attn"),
+        ({"num_heads": 5}, "multiple of num_heads"),
+        ({"embed_dim": 1024, "num_heads": 2}, "256"),
+        ({"query_placement": "replicated"}, "query_placement"),
+        ({"segment_lengths": [4]}, "dilation_rates"),
+        ({"combine": "sum"}, "combine"),
+    ],
+)
 def test_unsupported_construction_raises_with_the_reason(options, match):
     with pytest.raises(ValueError, match=match):
         ringattn.RingMultiheadDilatedAttention(**{"embed_dim": 24, "num_heads": 3, **options})

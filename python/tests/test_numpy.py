@@ -5,8 +5,9 @@ import threading
 
 import numpy as np
 import pytest
-import reference
 import ringattn
+
+import reference
 
 DENSE = {}
 BRANCHES = {"segment_lengths": [8, 16, 0], "dilation_rates": [1, 2, 3]}
@@ -75,14 +76,27 @@ def test_dropout_without_a_seed_follows_numpys_generator(rng):
 
 
 @pytest.mark.filterwarnings("ignore::ringattn.HolesWarning")
-@pytest.mark.parametrize("placement, schedule", [("sharded", "ring"), ("sharded", "gather"), ("sharded", "auto"), ("replicated", "ring"),
-                                                 ("replicated", "merge")])
+@pytest.mark.parametrize(
+    "placement, schedule",
+    [("sharded", "ring"), ("sharded", "gather"), ("sharded", "auto"), ("replicated", "ring"), ("replicated", "merge")],
+)
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
 def test_in_process_ranks_compute_the_same_function(rng, layout, placement, schedule):
     q, k, v = inputs(rng, seq_q=21, seq_k=23)
     for group in (2, 3, 5):
         agrees(q, k, v, group=group, layout=layout, query_placement=placement, schedule=schedule, is_causal=True)
-        agrees(q, k, v, **BRANCHES, combine="mix", group=group, layout=layout, query_placement=placement, schedule=schedule, is_causal=True)
+        agrees(
+            q,
+            k,
+            v,
+            **BRANCHES,
+            combine="mix",
+            group=group,
+            layout=layout,
+            query_placement=placement,
+            schedule=schedule,
+            is_causal=True,
+        )
 
 
 def test_more_ranks_than_rows_still_work(rng):
@@ -183,8 +197,12 @@ def test_a_forked_child_can_call_too(rng):
 def test_like_reproduces_other_libraries(rng):
     q, k, v = inputs(rng, dim=4)
     pattern = {"segment_lengths": [4, 12], "dilation_rates": [1, 3], "dilate_queries": False}
-    for name, settings in {"fkodom": {"combine": "heads", "offset": "branch"}, "longnet": {"combine": "mix", "offset": "head"},
-                           "torchscale": {"combine": "mix", "offset": "head-block"}, "strided": {"offset": "residue"}}.items():
+    for name, settings in {
+        "fkodom": {"combine": "heads", "offset": "branch"},
+        "longnet": {"combine": "mix", "offset": "head"},
+        "torchscale": {"combine": "mix", "offset": "head-block"},
+        "strided": {"offset": "residue"},
+    }.items():
         assert ringattn.like(name) == settings
         agrees(q, k, v, **pattern, **ringattn.like(name))
     agrees(q, k, v, **ringattn.like("dense"))
@@ -240,3 +258,14 @@ def test_describe_counts_what_the_definition_counts():
         plan = ringattn.describe(seq=13, heads=4, kv_heads=2, head_dim=8, ranks=3, is_causal=True, **options)
         assert sum(rank["pairs"] for rank in plan) == sum(table.sum() for table in tables)
         assert sum(rank["holes"] for rank in plan) == (sum(tables).sum(-1) == 0).sum()
+
+
+def test_holes_that_are_too_many_to_count_are_estimated(recwarn):
+    """Mixed branches of a very long sequence: the library declines to count, and the warning says "about"."""
+    rows = 1 << 19
+    x = np.lib.stride_tricks.as_strided(np.ones(4, np.float32), (1, rows, 1, 4), (0, 0, 0, 4))
+    pattern = {"segment_lengths": [0, 0, 0], "dilation_rates": [63, 64, 65], "combine": "mix", "window": (0, 0)}
+    assert ringattn.describe(seq=rows, heads=1, head_dim=4, **pattern)[0]["holes"] == -1
+    ringattn.attention(x, x, x, **pattern)
+    (warning,) = [w for w in recwarn if issubclass(w.category, ringattn.HolesWarning)]
+    assert str(warning.message).startswith("about 95.3% of the query rows")

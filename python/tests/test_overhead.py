@@ -1,4 +1,4 @@
-"""What a call costs beyond the C call that it makes: processor time of the calling thread, so that a busy machine does not matter."""
+"""What a call costs beyond its C call, in processor time of the calling thread, so that a busy machine does not matter."""
 
 import os
 import time

@@ -6,25 +6,67 @@ import sys
 
 import numpy as np
 import pytest
-import reference
 import ringattn
 from ringattn import plot
+
+import reference
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed").use("Agg")
 
 
 def bench(ring_size, gflops=10.0):
-    one = {"ms": 100 / ring_size, "ms_min": 90 / ring_size, "gflops": gflops, "bytes_sent": 1, "bytes_sent_total": 2, "wait_ms": 0.1}
-    return {"schema": 1, "command": "bench", "kernel": "neon", "dtype": "f32", "ring_size": ring_size, "layout": "zigzag", "fwd": one, "bwd": one}
+    one = {
+        "ms": 100 / ring_size,
+        "ms_min": 90 / ring_size,
+        "gflops": gflops,
+        "bytes_sent": 1,
+        "bytes_sent_total": 2,
+        "wait_ms": 0.1,
+    }
+    return {
+        "schema": 1,
+        "command": "bench",
+        "kernel": "neon",
+        "dtype": "f32",
+        "ring_size": ring_size,
+        "layout": "zigzag",
+        "fwd": one,
+        "bwd": one,
+    }
 
 
-MEMORY = {"schema": 1, "command": "memory", "rows": [
-    {"seq": seq, "ring_size": p, "peak_bytes": seq * 64 // p + 1024, "planned_bytes": seq * 64 // p, "bytes_per_token": 1, "reduction": 1 - 1 / p}
-    for seq in (4096, 8192) for p in (1, 2, 4)]}
-PLAN = {"schema": 1, "command": "plan", "layout": "contiguous", "balance": 0.57, "ranks": [
-    {"rank": r, "rows": 4, "pairs": 10 * r + 1, "bytes_sent": 100, "hops": 1, "memory_bytes": 1000} for r in range(4)]}
-PEERS = {"schema": 1, "rows": [{"case": "dense", "pass": "fwd", "ringattn_gflops": 9.0, "torch_gflops": 6.0},
-                               {"case": "dilated", "pass": "fwd", "ringattn_gflops": 8.0, "torch_gflops": 2.0}]}
+MEMORY = {
+    "schema": 1,
+    "command": "memory",
+    "rows": [
+        {
+            "seq": seq,
+            "ring_size": p,
+            "peak_bytes": seq * 64 // p + 1024,
+            "planned_bytes": seq * 64 // p,
+            "bytes_per_token": 1,
+            "reduction": 1 - 1 / p,
+        }
+        for seq in (4096, 8192)
+        for p in (1, 2, 4)
+    ],
+}
+PLAN = {
+    "schema": 1,
+    "command": "plan",
+    "layout": "contiguous",
+    "balance": 0.57,
+    "ranks": [
+        {"rank": r, "rows": 4, "pairs": 10 * r + 1, "bytes_sent": 100, "hops": 1, "memory_bytes": 1000} for r in range(4)
+    ],
+}
+PEERS = {
+    "schema": 1,
+    "rows": [
+        {"case": "dense", "pass": "fwd", "ringattn_gflops": 9.0, "torch_gflops": 6.0},
+        {"case": "dilated", "pass": "fwd", "ringattn_gflops": 8.0, "torch_gflops": 2.0},
+    ],
+}
 
 
 def titles(figure):
@@ -33,12 +75,18 @@ def titles(figure):
 
 def test_each_kind_of_result_has_its_panel():
     figure = plot.figure([bench(1), bench(2), bench(4), MEMORY, PLAN, PEERS])
-    assert titles(figure) == ["Speed", "Memory", "Balance", "Against other libraries", "Time over ring size",
-                              "Bytes sent and memory of each rank"]
+    assert titles(figure) == [
+        "Speed",
+        "Memory",
+        "Balance",
+        "Against other libraries",
+        "Time over ring size",
+        "Bytes sent and memory of each rank",
+    ]
 
 
 def test_the_memory_panel_shows_the_numbers_and_the_one_over_p_line():
-    axes, = plot.figure([MEMORY]).axes
+    (axes,) = plot.figure([MEMORY]).axes
     measured = axes.lines[0]
     assert list(measured.get_xdata()) == [1, 2, 4]
     assert np.allclose(measured.get_ydata(), [(4096 * 64 // p + 1024) / 2**20 for p in (1, 2, 4)])
@@ -52,11 +100,11 @@ def test_the_scaling_panel_shows_times_over_ring_sizes():
 
 
 def test_peers_are_grouped_by_case():
-    axes, = plot.figure([PEERS]).axes
+    (axes,) = plot.figure([PEERS]).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["dense fwd", "dilated fwd"]
     assert [bar.get_height() for bar in axes.patches] == [9.0, 8.0, 6.0, 2.0]
     nested = {"cases": [{"case": "dense", "ringattn": {"gflops": 3.0, "ms": 1.0}, "torch": {"gflops": 2.0, "ms": 2.0}}]}
-    axes, = plot.figure([nested]).axes
+    (axes,) = plot.figure([nested]).axes
     assert [bar.get_height() for bar in axes.patches] == [3.0, 2.0]
 
 
@@ -70,8 +118,10 @@ def test_the_command_draws_files_and_says_where(tmp_path):
     assert "<svg" in (tmp_path / "picture.svg").read_text()
 
 
-@pytest.mark.parametrize("text, match", [("{", "delimiter|Expecting"), ("[1]", "int"), ('{"schema": 2}', "schema 2"),
-                                         ('{"a": 1}', "fields a"), ("", "no results")])
+@pytest.mark.parametrize(
+    "text, match",
+    [("{", "delimiter|Expecting"), ("[1]", "int"), ('{"schema": 2}', "schema 2"), ('{"a": 1}', "fields a"), ("", "no results")],
+)
 def test_a_file_that_is_no_result_is_named(tmp_path, capsys, text, match):
     path = tmp_path / "bad.json"
     path.write_text(text)

@@ -5,8 +5,9 @@ import warnings
 
 import numpy as np
 import pytest
-import reference
 import ringattn
+
+import reference
 
 hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed")
 from hypothesis import given, settings  # noqa: E402
@@ -22,8 +23,12 @@ def cases(draw):
     heads = kv_heads * draw(st.integers(1, 3))
     combine = draw(st.sampled_from(["heads", "mix"]))
     branches = draw(st.integers(0, kv_heads if combine == "heads" else 3))
-    options = {"combine": combine, "offset": draw(st.sampled_from(["branch", "head", "head-block", "residue"])),
-               "dilate_queries": draw(st.booleans()), "is_causal": draw(st.booleans())}
+    options = {
+        "combine": combine,
+        "offset": draw(st.sampled_from(["branch", "head", "head-block", "residue"])),
+        "dilate_queries": draw(st.booleans()),
+        "is_causal": draw(st.booleans()),
+    }
     if branches:
         options["segment_lengths"] = [draw(st.sampled_from([0, 1, 2, 3, 5, 8, 13, 40])) for _ in range(branches)]
         options["dilation_rates"] = [draw(st.integers(1, 5)) for _ in range(branches)]
@@ -34,15 +39,21 @@ def cases(draw):
     if draw(st.booleans()):
         ends = [sorted((draw(st.integers(0, seq_k)), draw(st.integers(0, seq_k)))) for _ in range(batch)]
         options["key_range"] = ends
-    ring = {"group": draw(st.sampled_from([None, 2, 3, 5])), "layout": draw(st.sampled_from(["contiguous", "zigzag", "striped"])),
-            "bucket": draw(st.sampled_from([None, 1, 3]))}
+    ring = {
+        "group": draw(st.sampled_from([None, 2, 3, 5])),
+        "layout": draw(st.sampled_from(["contiguous", "zigzag", "striped"])),
+        "bucket": draw(st.sampled_from([None, 1, 3])),
+    }
     return (batch, seq_q, seq_k, heads, kv_heads), options, ring
 
 
 def draw_inputs(shape, dim=5, dtype=np.float32):
     batch, seq_q, seq_k, heads, kv_heads = shape
     rng = np.random.default_rng(0)
-    return [rng.standard_normal(s).astype(dtype) for s in ((batch, seq_q, heads, dim), (batch, seq_k, kv_heads, dim), (batch, seq_k, kv_heads, dim))]
+    return [
+        rng.standard_normal(s).astype(dtype)
+        for s in ((batch, seq_q, heads, dim), (batch, seq_k, kv_heads, dim), (batch, seq_k, kv_heads, dim))
+    ]
 
 
 def run(*arguments, **options):

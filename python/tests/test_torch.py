@@ -4,10 +4,11 @@ import math
 
 import numpy as np
 import pytest
-import reference
 import ringattn
 import torch
 from torch.nn.functional import scaled_dot_product_attention
+
+import reference
 
 BRANCHES = {"segment_lengths": [8, 16, 0], "dilation_rates": [1, 2, 3]}
 RESULTS = ("out", "lse", "dq", "dk", "dv")
@@ -63,12 +64,22 @@ def test_gradients_of_every_dilated_mode_are_those_of_the_definition(combine, of
 
 
 @pytest.mark.filterwarnings("ignore::ringattn.HolesWarning")
-@pytest.mark.parametrize("placement, schedule", [("sharded", "ring"), ("sharded", "gather"), ("replicated", "ring"), ("replicated", "merge")])
+@pytest.mark.parametrize(
+    "placement, schedule", [("sharded", "ring"), ("sharded", "gather"), ("replicated", "ring"), ("replicated", "merge")]
+)
 @pytest.mark.parametrize("layout", ["contiguous", "zigzag", "striped"])
 def test_gradients_of_in_process_ranks_are_those_of_the_definition(layout, placement, schedule):
     for group in (2, 3):
-        agrees(*inputs(seq_q=21, seq_k=23), **BRANCHES, combine="mix", is_causal=True, group=group, layout=layout, query_placement=placement,
-               schedule=schedule)
+        agrees(
+            *inputs(seq_q=21, seq_k=23),
+            **BRANCHES,
+            combine="mix",
+            is_causal=True,
+            group=group,
+            layout=layout,
+            query_placement=placement,
+            schedule=schedule,
+        )
 
 
 def test_dropout_is_the_same_forward_and_backward_and_on_any_ranks():
@@ -80,21 +91,34 @@ def bottom_right(seq_q, seq_k):
     return torch.ones(seq_q, seq_k, dtype=torch.bool).tril(seq_k - seq_q)
 
 
-@pytest.mark.parametrize("seq_q, seq_k, heads, kv_heads, is_causal", [
-    (33, 33, 4, 4, False), (33, 33, 4, 4, True), (17, 40, 4, 4, True), (32, 32, 8, 2, True), (1, 50, 4, 1, True)])
+@pytest.mark.parametrize(
+    "seq_q, seq_k, heads, kv_heads, is_causal",
+    [(33, 33, 4, 4, False), (33, 33, 4, 4, True), (17, 40, 4, 4, True), (32, 32, 8, 2, True), (1, 50, 4, 1, True)],
+)
 def test_dense_results_and_gradients_are_those_of_sdpa(seq_q, seq_k, heads, kv_heads, is_causal):
     q, k, v = inputs(seq_q=seq_q, seq_k=seq_k, heads=heads, kv_heads=kv_heads, dim=16)
     out = ringattn.attention(q, k, v, is_causal=is_causal)
     mask = bottom_right(seq_q, seq_k) if is_causal else None  # sdpa's own is_causal aligns unequal lengths at the top left
-    theirs = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask, enable_gqa=True).transpose(1, 2)
+    theirs = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask, enable_gqa=True).transpose(
+        1, 2
+    )
     torch.testing.assert_close(out, theirs, rtol=1e-4, atol=2e-6)
     dout = torch.randn_like(out)
     for ours, their in zip(torch.autograd.grad(out, (q, k, v), dout), torch.autograd.grad(theirs, (q, k, v), dout)):
         torch.testing.assert_close(ours, their, rtol=1e-4, atol=5e-6)
 
 
-@pytest.mark.parametrize("options", [{}, {"is_causal": True, "window": (3, -1)}, {**BRANCHES, "combine": "mix", "dilate_queries": False},
-                                     {"key_range": [[0, 4], [2, 6]]}, {"dropout_p": 0.4, "seed": 3}, {"is_causal": True, "group": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"is_causal": True, "window": (3, -1)},
+        {**BRANCHES, "combine": "mix", "dilate_queries": False},
+        {"key_range": [[0, 4], [2, 6]]},
+        {"dropout_p": 0.4, "seed": 3},
+        {"is_causal": True, "group": 2},
+    ],
+)
 def test_gradcheck_passes_in_float64(options):
     q, k, v = inputs(seq_q=6, seq_k=7, heads=3, kv_heads=3, dim=3, dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda *x: ringattn.attention(*x, return_lse=True, **options), (q, k, v))
@@ -146,7 +170,9 @@ def test_strided_views_are_read_in_place():
     copies = [x.contiguous() for x in views]
     assert torch.equal(ringattn.attention(*views, is_causal=True), ringattn.attention(*copies, is_causal=True))
     heads_first = [x.transpose(1, 2).contiguous().transpose(1, 2) for x in copies]
-    assert torch.equal(ringattn.attention(*heads_first, is_causal=True, group=2), ringattn.attention(*copies, is_causal=True, group=2))
+    assert torch.equal(
+        ringattn.attention(*heads_first, is_causal=True, group=2), ringattn.attention(*copies, is_causal=True, group=2)
+    )
 
 
 def test_only_what_needs_a_gradient_gets_one():
@@ -195,7 +221,11 @@ def test_checkpointing_gives_the_same_gradients_dropout_included():
     plain = torch.autograd.grad(attend(q, k, v).square().sum(), (q, k, v))
     for reentrant in (False, True):
         torch.manual_seed(4)
-        again = torch.autograd.grad(checkpoint(attend, q, k, v, use_reentrant=reentrant).square().sum(), (q, k, v)) if not reentrant else None
+        again = (
+            torch.autograd.grad(checkpoint(attend, q, k, v, use_reentrant=reentrant).square().sum(), (q, k, v))
+            if not reentrant
+            else None
+        )
         if reentrant:  # the old way supports backward() alone
             for x in (q, k, v):
                 x.grad = None
@@ -215,7 +245,7 @@ def test_dropout_without_a_seed_follows_torchs_generator():
 
 def test_a_second_derivative_is_refused_instead_of_zero():
     q, k, v = inputs(dtype=torch.float64)
-    gradient, = torch.autograd.grad(ringattn.attention(q, k, v).sum(), q, create_graph=True)
+    (gradient,) = torch.autograd.grad(ringattn.attention(q, k, v).sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="ringattn"):
         torch.autograd.grad(gradient.sum(), q)
 
@@ -248,15 +278,18 @@ def test_numpy_and_torch_agree_bit_by_bit():
     assert np.array_equal(ringattn.attention(q, k, v).numpy(), ringattn.attention(q.numpy(), k.numpy(), v.numpy()))
 
 
-@pytest.mark.parametrize("change, match", [
-    (lambda q, k, v: (q, k.to("meta"), v), "one device"),
-    (lambda q, k, v: (q, k.double(), v), "dtypes"),
-    (lambda q, k, v: (q.int(), k.int(), v.int()), "float32, bfloat16, float16"),
-    (lambda q, k, v: (q, k.detach().numpy(), v), "all be torch tensors"),
-    (lambda q, k, v: (q[0], k, v), "query has shape"),
-    (lambda q, k, v: (q[..., ::2], k[..., ::2], v[..., ::2]), "last dimension of query"),
-    (lambda q, k, v: (torch.zeros(1, 2, 1, 257), torch.zeros(1, 2, 1, 257), torch.zeros(1, 2, 1, 257)), "256"),
-])
+@pytest.mark.parametrize(
+    "change, match",
+    [
+        (lambda q, k, v: (q, k.to("meta"), v), "one device"),
+        (lambda q, k, v: (q, k.double(), v), "dtypes"),
+        (lambda q, k, v: (q.int(), k.int(), v.int()), "float32, bfloat16, float16"),
+        (lambda q, k, v: (q, k.detach().numpy(), v), "all be torch tensors"),
+        (lambda q, k, v: (q[0], k, v), "query has shape"),
+        (lambda q, k, v: (q[..., ::2], k[..., ::2], v[..., ::2]), "last dimension of query"),
+        (lambda q, k, v: (torch.zeros(1, 2, 1, 257), torch.zeros(1, 2, 1, 257), torch.zeros(1, 2, 1, 257)), "256"),
+    ],
+)
 def test_tensors_that_do_not_fit_are_refused_with_the_reason(change, match):
     with pytest.raises(ValueError, match=match):
         ringattn.attention(*change(*inputs()))

@@ -14,8 +14,17 @@ def registered():
 
 def model(implementation, kind="Llama", **options):
     torch.manual_seed(0)
-    base = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
-            "num_key_value_heads": 2, "max_position_embeddings": 64, "pad_token_id": 0, "attn_implementation": implementation}
+    base = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "attn_implementation": implementation,
+    }
     config = getattr(transformers, f"{kind}Config")(**{**base, **options})
     return getattr(transformers, f"{kind}ForCausalLM")(config)
 
@@ -82,8 +91,14 @@ def test_a_bidirectional_encoder_is_equal():
     outputs = []
     for name in ("ringattn", "sdpa"):
         torch.manual_seed(0)
-        config = transformers.BertConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64,
-                                         attn_implementation=name)
+        config = transformers.BertConfig(
+            vocab_size=64,
+            hidden_size=32,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            intermediate_size=64,
+            attn_implementation=name,
+        )
         net = transformers.BertModel(config).eval()
         data = batch("right")
         outputs.append(net(input_ids=data["input_ids"], attention_mask=data["attention_mask"]).last_hidden_state)
@@ -92,7 +107,9 @@ def test_a_bidirectional_encoder_is_equal():
 
 
 def test_a_pattern_given_to_register_is_used():
-    ringattn.transformers.register("ringattn-dilated", segment_lengths=[4, 0], dilation_rates=[1, 2], combine="mix", dilate_queries=False)
+    ringattn.transformers.register(
+        "ringattn-dilated", segment_lengths=[4, 0], dilation_rates=[1, 2], combine="mix", dilate_queries=False
+    )
     data = batch(None)
     dense, dilated = (model(name).eval()(**data).logits for name in ("ringattn", "ringattn-dilated"))
     assert not torch.allclose(dense, dilated, atol=1e-3)

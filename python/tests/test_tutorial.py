@@ -12,8 +12,21 @@ import torch
 from conftest import run_python
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "python.md"
-MODULES = ["_attention", "_check", "_config", "_draw", "_engine", "_info", "gradients", "helpers", "modules", "multihead", "plot", "torch",
-           "transformers"]
+MODULES = [
+    "_attention",
+    "_check",
+    "_config",
+    "_draw",
+    "_engine",
+    "_info",
+    "gradients",
+    "helpers",
+    "modules",
+    "multihead",
+    "plot",
+    "torch",
+    "transformers",
+]
 
 
 def blocks():
@@ -40,7 +53,7 @@ def test_the_page_runs_from_top_to_bottom():
 
 
 def test_the_training_script_runs_on_four_ranks(tmp_path):
-    script, = [block for block in blocks() if block.startswith("# torchrun")]
+    (script,) = [block for block in blocks() if block.startswith("# torchrun")]
     path = tmp_path / "train.py"
     path.write_text(script)
     done = run_python(path, ranks=4, timeout=150)

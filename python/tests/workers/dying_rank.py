@@ -1,4 +1,5 @@
-"""One rank of a gloo group: dying_rank.py RANK RANKS FOLDER WAY. The last rank leaves in that way; the others write what they get and how
+"""One rank of a gloo group: dying_rank.py RANK RANKS FOLDER WAY. The last rank leaves in that way; the others write what they
+get and how
 soon."""
 
 import json
@@ -8,10 +9,9 @@ import sys
 import threading
 import time
 
+import ringattn
 import torch
 import torch.distributed as dist
-
-import ringattn
 
 rank, ranks, folder, way = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
 dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)

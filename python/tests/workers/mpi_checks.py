@@ -3,9 +3,8 @@
 import sys
 
 import numpy as np
-from mpi4py import MPI
-
 import ringattn
+from mpi4py import MPI
 
 comm = MPI.COMM_WORLD
 rank, ranks = comm.Get_rank(), comm.Get_size()
@@ -16,7 +15,7 @@ k, v = rng.standard_normal((2, 2, 23, 3, 8))
 
 def rows(count):
     sizes = [count // ranks + (r < count % ranks) for r in range(ranks)]
-    return slice(sum(sizes[:rank]), sum(sizes[:rank + 1]))
+    return slice(sum(sizes[:rank]), sum(sizes[: rank + 1]))
 
 
 out, lse = ringattn.attention(q[:, rows(21)], k[:, rows(23)], v[:, rows(23)], is_causal=True, group=comm, return_lse=True)

@@ -25,7 +25,12 @@ def names():
 
 def whole(batch=2, seq_q=21, seq_k=23, heads=6, kv_heads=3, dim=8, dtype=torch.float64):
     generator = torch.Generator().manual_seed(0)
-    shapes = [(batch, seq_q, heads, dim), (batch, seq_k, kv_heads, dim), (batch, seq_k, kv_heads, dim), (batch, seq_q, heads, dim)]
+    shapes = [
+        (batch, seq_q, heads, dim),
+        (batch, seq_k, kv_heads, dim),
+        (batch, seq_k, kv_heads, dim),
+        (batch, seq_q, heads, dim),
+    ]
     return [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
 
 
@@ -177,7 +182,9 @@ def a_compiled_ring_equals_one_rank():
         return  # the compiler takes seconds of each rank; what it makes does not depend on their number
     import ringattn
 
-    compiled = torch.compile(lambda q, k, v, **options: ringattn.attention(q, k, v, **options), backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(
+        lambda q, k, v, **options: ringattn.attention(q, k, v, **options), backend="aot_eager", fullgraph=True
+    )
     compare(function=compiled, is_causal=True, layout="zigzag")
 
 
@@ -186,8 +193,12 @@ def checkpointing_on_a_ring_equals_one_rank():
     import ringattn
     from torch.utils.checkpoint import checkpoint
 
-    compare(function=lambda q, k, v, **options: checkpoint(lambda *x: ringattn.attention(*x, **options), q, k, v, use_reentrant=False),
-            is_causal=True)
+    compare(
+        function=lambda q, k, v, **options: checkpoint(
+            lambda *x: ringattn.attention(*x, **options), q, k, v, use_reentrant=False
+        ),
+        is_causal=True,
+    )
 
 
 @check
@@ -229,7 +240,7 @@ def shards_of_wrong_lengths_are_named_on_every_rank():
 
     q, k, v, _ = whole(seq_q=20, seq_k=20)
     extra = 1 if dist.get_rank() == dist.get_world_size() - 1 else 0
-    part = [torch.cat([shard(x, "contiguous"), x[:, :2 * extra]], 1) for x in (q, k, v)]
+    part = [torch.cat([shard(x, "contiguous"), x[:, : 2 * extra]], 1) for x in (q, k, v)]
     try:
         ringattn.attention(*part, group=dist.group.WORLD)
     except ValueError as error:
@@ -243,8 +254,16 @@ def build(**options):
     import ringattn
 
     torch.manual_seed(3)
-    return ringattn.RingMultiheadDilatedAttention(24, 3, dtype=torch.float64, segment_lengths=[8, 0], dilation_rates=[1, 2], combine="mix",
-                                                  dilate_queries=False, **options)
+    return ringattn.RingMultiheadDilatedAttention(
+        24,
+        3,
+        dtype=torch.float64,
+        segment_lengths=[8, 0],
+        dilation_rates=[1, 2],
+        combine="mix",
+        dilate_queries=False,
+        **options,
+    )
 
 
 def weight_gradients(module):
@@ -257,7 +276,9 @@ def loss(module, x, weight, **options):
 
 def data():
     generator = torch.Generator().manual_seed(5)
-    return torch.randn(2, 22, 24, generator=generator, dtype=torch.float64), torch.randn(2, 22, 24, generator=generator, dtype=torch.float64)
+    return torch.randn(2, 22, 24, generator=generator, dtype=torch.float64), torch.randn(
+        2, 22, 24, generator=generator, dtype=torch.float64
+    )
 
 
 def expected_gradients():
@@ -319,7 +340,7 @@ def ddp_across_rings_averages_the_sums_of_each():
     ring, column = rings[dist.get_rank() // 2], columns[dist.get_rank() % 2]
     x, weight = data()
     entry = dist.get_rank() // 2
-    part = [shard(y[entry:entry + 1], "contiguous", dist.get_rank(ring), 2) for y in (x, weight)]
+    part = [shard(y[entry : entry + 1], "contiguous", dist.get_rank(ring), 2) for y in (x, weight)]
     for group in (None, column):  # DDP over all ranks, and over the ranks that hold the same rows
         module = build(group=ring)
         ddp = DistributedDataParallel(module, process_group=group)
@@ -349,6 +370,7 @@ def the_check_function_finds_agreement_and_names_what_differs():
     report = ringattn.check(module, x, is_causal=True)
     assert report and report.ranks == dist.get_world_size() and not report.differs, str(report)
     assert {"output", "input 0 gradient", "in_proj_weight", "out_proj.bias"} <= {tensor.name for tensor in report.tensors}
+
     class Shifted(torch.nn.Module):  # leaks rows over the border of a shard
         def __init__(self):
             super().__init__()
@@ -380,7 +402,9 @@ def helpers_pass_tensors_round_the_ring_and_gather_them():
     (again * full).sum().backward()
     assert torch.equal(mine.grad, ranks * ringattn.split_by_rank(full))
     buffer = torch.empty(2)
-    ringattn.send_and_receive_(torch.full((2,), float(rank)), buffer, ringattn.circular_rank_right(), ringattn.circular_rank_left())
+    ringattn.send_and_receive_(
+        torch.full((2,), float(rank)), buffer, ringattn.circular_rank_right(), ringattn.circular_rank_left()
+    )
     assert torch.equal(buffer, torch.full((2,), float((rank - 1) % ranks)))
 
 
@@ -405,7 +429,11 @@ def presets_run_on_the_processes_of_torch_distributed():
     q, k, v, _ = whole(seq_k=21)
     ranks = dist.get_world_size()
     alone = ringattn.attention(q, k, v, is_causal=True)
-    for preset in (ringattn.RingDilatedAttentionHybrid, ringattn.RingDilatedAttentionV3, ringattn.RingDilatedAttentionV2Collective):
+    for preset in (
+        ringattn.RingDilatedAttentionHybrid,
+        ringattn.RingDilatedAttentionV3,
+        ringattn.RingDilatedAttentionV2Collective,
+    ):
         module = preset(ring_size=ranks)
         assert module.ring_size == ranks
         close(module(*(shard(x, "contiguous") for x in (q, k, v)), is_causal=True), shard(alone, "contiguous"))
@@ -430,7 +458,9 @@ def main(path):
             found = traceback.format_exc()
         every = [None] * dist.get_world_size()
         dist.all_gather_object(every, found)
-        results[function.__name__] = "ok" if set(every) == {"ok"} else "\n".join(f"rank {i}: {text}" for i, text in enumerate(every))
+        results[function.__name__] = (
+            "ok" if set(every) == {"ok"} else "\n".join(f"rank {i}: {text}" for i, text in enumerate(every))
+        )
         if dist.get_rank() == 0:
             with open(path, "w") as file:
                 json.dump(results, file)
