@@ -117,6 +117,7 @@ class Problem:
 
     def __init__(self, options: Options, shape: Shape):
         self.options, self.shape = options, shape
+        self.looked_for_holes = False
         self.desc = desc = Desc()
         lib.ra_attention_desc_init(desc)
         (desc.dtype, desc.device, desc.batch, desc.seq_q, desc.seq_k, desc.heads, desc.kv_heads, desc.head_dim) = shape
@@ -321,8 +322,9 @@ def problem_for(options: Options, shape: Shape, warn: bool = True) -> Problem:
             while len(options.problems) >= _PROBLEMS_KEPT:
                 options.problems.pop(next(iter(options.problems)))
             options.problems[shape] = found
-        if warn:
-            _warn_of_holes(found)
+    if warn and not found.looked_for_holes:
+        found.looked_for_holes = True
+        _warn_of_holes(found)
     return found
 
 
@@ -351,8 +353,8 @@ def _warn_of_holes(problem: Problem) -> None:
         _warned.add(name)
         hint = "; dilate_queries=False or offset='residue' leaves none in a full segment" if options.dilate_queries else ""
         warnings.warn(
-            f"{about}{100 * holes / rows:.1f}% of the query rows (over all heads) have no key in this pattern and come out as zero"
-            f"{hint}",
+            f"{about}{100 * holes / rows:.1f}% of the query rows (over all heads) have no key in this pattern and come out as "
+            f"zero{hint}",
             HolesWarning,
             stacklevel=_callers_level(),
         )
