@@ -102,7 +102,7 @@ const option options[OPTION_COUNT] = {
     [OPT_DEVICE] = {"device", KIND_CHOICE, AT(device), SHARED, "auto|cpu|cuda", 0, 0, "auto", "where to compute"},
     [OPT_DTYPE] = {"dtype", KIND_CHOICE, AT(dtype), SHARED, "f32|bf16|f16|f64", 0, 0,
                    "that of the input, f32 for generated data", "what is computed; inputs are converted"},
-    [OPT_KERNEL] = {"kernel", KIND_CHOICE, AT(kernel), COMPUTING | SHARED, "auto|scalar|neon|avx2|avx512|amx|sm80|sm90a", 0, 0,
+    [OPT_KERNEL] = {"kernel", KIND_CHOICE, AT(kernel), COMPUTING | SHARED, "auto|scalar|neon|avx2|avx512|amx|cuda|sm80|sm90a", 0, 0,
                     "auto, or RINGATTN_KERNEL", "kernel family"},
     [OPT_THREADS] = {"threads", KIND_INTEGER, AT(threads), COMPUTING | SHARED, "N", 1, 4096, "max(1, cores / ranks)",
                      "worker threads a rank"},

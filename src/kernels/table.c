@@ -122,7 +122,9 @@ static const char *why_not(const ra_kernel *kernel, const ra_problem *problem) {
     return reason ? reason : kernel->unsupported(problem);
 }
 
+/* The GPU's kernels are one to the ring: which of them runs follows from the device and the tensors' strides. */
 static const ra_kernel *by_name(const char *name) {
+    if (strcmp(name, "sm80") == 0 || strcmp(name, "sm90a") == 0) name = "cuda";
     for (int i = 0; i < KERNELS; i++)
         if (strcmp(kernels[i]->name, name) == 0) return kernels[i];
     return NULL;
