@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,7 +32,12 @@ int group_launcher_rank(void) {
 ra_status group_ranks(const settings *s, int *ranks) {
     *ranks = (int)s->ring_size;
     if (!group_launched(s)) return RA_OK;
-    if (!world) RA_TRY(ra_comm_mpi_world(s->start_timeout, &world));
+    if (!world) {
+        RA_TRY(ra_comm_mpi_world(s->start_timeout, &world));
+        /* MPICH's launcher tells the survivors of a dead rank by this signal, and MPICH 4.0's handler of it crashes them. The library
+         * finds the dead by itself. */
+        signal(SIGUSR1, SIG_IGN);
+    }
     RA_TRY(ra_comm_set_timeout(world, s->timeout, s->start_timeout));
     *ranks = ra_comm_size(world);
     if (ra_comm_rank(world) != 0 && !freopen("/dev/null", "w", stdout)) return ra_fail(RA_IO, "/dev/null cannot be written");
@@ -42,15 +48,15 @@ ra_status group_ranks(const settings *s, int *ranks) {
 
 ra_comm *group_world(void) { return world; }
 
-void group_end(ra_status status, int code) {
-    if (!world) return;
-    if (status == RA_OK) {
+void group_end(ra_status status, int code, bool quiet) {
+    if (world && status == RA_OK) {
         ra_comm_destroy(world);
         world = NULL;
         return;
     }
-    ra_comm_abort(world, status, ra_last_error()); /* MPI is not finalized now: that could wait for a rank that is gone */
-    _exit(code);
+    if (world) ra_comm_abort(world, status, ra_last_error());
+    if (quiet) nanosleep(&(struct timespec){1, 0}, NULL);
+    if (world) _exit(code); /* MPI is not finalized now: that could wait for a rank that is gone */
 }
 
 ra_status group_open(const settings *s, int ranks, group *g) {

@@ -27,8 +27,9 @@ ra_status group_ranks(const settings *s, int *ranks);
 /* The communicator of all processes, NULL where ranks are threads. */
 ra_comm *group_world(void);
 /* The last thing before exit. After a failure the peers are told, and where they are processes this one ends at once, by
- * `code`. */
-void group_end(ra_status status, int code);
+ * `code`; with `quiet` not before another rank had time to say what went wrong, since launchers kill the rest when one
+ * process ends. */
+void group_end(ra_status status, int code, bool quiet);
 
 /* Opens the communicators of `ranks` ranks. */
 ra_status group_open(const settings *s, int ranks, group *g);

@@ -99,9 +99,9 @@ int main(int argc, char **argv) {
         /* All ranks meet the same mistake of a user: the first says it. What only one knows, every one says. */
         bool echo = group_launcher_rank() > 0 && exit_code(status) != EXIT_COMMUNICATION;
         if (!echo) fprintf(stderr, "ringattn: %s\n", ra_last_error());
-        group_end(status, exit_code(status));
+        group_end(status, exit_code(status), echo);
         return exit_code(status);
     }
-    group_end(RA_OK, 0);
+    group_end(RA_OK, 0, false);
     return check_failed ? EXIT_CHECK_FAILED : EXIT_DONE;
 }

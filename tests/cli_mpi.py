@@ -88,6 +88,8 @@ class UnderALauncher(kit.Case):
             self.assertIn("contradicts", done.stderr)
             done = launch(mpi, 2, "run", *self.inputs, "--out", self.path("none/out.npy"))
             self.assertIn("none/out.npy cannot be written", done.stderr)
+            done = launch(mpi, 3, "run", *self.inputs, "--frobnicate")
+            self.assertEqual(done.stderr.count("--frobnicate"), 1, done.stderr)
             self.assertEqual(self.files(), self.before)
 
     def test_files_three_times_the_memory_limit_finish_within_it(self):
