@@ -174,24 +174,40 @@ def _unit_of(name: str) -> Optional[str]:
     return next((unit for unit in _UNITS if name == unit or name.endswith("_" + unit)), None)
 
 
+def _case(row: Result) -> str:
+    parts = [str(row[name]) for name in ("case", "name", "dtype") if name in row]
+    parts += [f"{short}={row[name]}" for name, short in (("seq", "n"), ("dim", "d"), ("threads", "threads")) if name in row]
+    return " ".join(parts + [str(row[name]) for name in ("pass", "direction") if name in row])
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _peer_rows(result: Result) -> list[tuple[str, str, str, float]]:
-    """(case, peer, unit, number) of each measurement: rows of {case, peer, gflops} or {case, ours_gflops, torch_gflops}."""
-    found = []
+    """(case, peer, unit, number) of each measurement, in the first unit that the result has.
+
+    A row is {case, peer: name, gflops}, {case, ringattn_gflops, torch_gflops}, {case, ringattn: {gflops}, torch: {gflops}}, or
+    {case, ringattn, peer} with plain numbers, which are GFLOP/s unless the result names its unit.
+    """
+    found: list[tuple[str, str, str, float]] = []
     for row in next((result[name] for name in ("cases", "rows", "results") if isinstance(result.get(name), list)), []):
         if not isinstance(row, dict):
             continue
-        case = " ".join(str(row[name]) for name in ("case", "name", "dtype", "pass") if name in row)
-        peer = next((str(row[name]) for name in ("peer", "library", "who") if name in row), None)
+        case = _case(row)
+        who = next((row[name] for name in ("peer", "library", "who") if isinstance(row.get(name), str)), None)
         for name, value in row.items():
             unit = _unit_of(name)
-            if unit and isinstance(value, (int, float)):
-                found.append((case, peer or name[: -len(unit) - 1] or "ringattn", unit, float(value)))
-            elif isinstance(value, dict):  # {"ringattn": {"gflops": ...}, "torch": {...}}
+            if unit and _is_number(value):
+                found.append((case, who or name[: -len(unit) - 1] or "ringattn", unit, float(value)))
+            elif isinstance(value, dict):
                 found += [
                     (case, name, inner, float(number))
                     for inner, number in value.items()
-                    if inner in _UNITS and isinstance(number, (int, float))
+                    if inner in _UNITS and _is_number(number)
                 ]
+            elif name in ("ringattn", "peer") and _is_number(value):
+                found.append((case, name, result.get("unit", "gflops"), float(value)))
     units = [unit for unit in _UNITS if any(row[2] == unit for row in found)]
     return [row for row in found if row[2] == units[0]] if units else []
 

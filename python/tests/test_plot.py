@@ -108,6 +108,14 @@ def test_peers_are_grouped_by_case():
     assert [bar.get_height() for bar in axes.patches] == [3.0, 2.0]
 
 
+def test_the_cpu_benches_against_pytorch_are_drawn():
+    row = {"case": "dense", "dtype": "f32", "seq": 4096, "heads": 1, "dim": 64, "threads": 1, "direction": "forward"}
+    result = {"machine": "a machine", "date": "2026-11-15", "rows": [{**row, "ringattn": 21.0, "peer": 14.0, "ratio": 1.5}]}
+    (axes,) = plot.figure([result]).axes
+    assert [bar.get_height() for bar in axes.patches] == [21.0, 14.0] and axes.get_ylabel() == "GFLOP/s"
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["dense f32 n=4096 d=64 threads=1 forward"]
+
+
 def test_the_command_draws_files_and_says_where(tmp_path):
     source = tmp_path / "results.json"
     source.write_text("".join(json.dumps(bench(p)) + "\n" for p in (1, 2)) + json.dumps([MEMORY, PLAN]))
