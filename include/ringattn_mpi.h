@@ -1,5 +1,6 @@
-/* ringattn over MPI. The library itself is built without MPI and loads its module for the implementation at run time: RA_NOT_AVAILABLE
- * if there is none. Link programs with libringattn and, if they call MPI themselves, with their MPI as usual. */
+/* ringattn over MPI. The library itself is built without MPI and loads its module for the implementation at run time:
+ * RA_NOT_AVAILABLE if there is none. Link programs with libringattn and, if they call MPI themselves, with their MPI as
+ * usual. */
 #ifndef RINGATTN_MPI_H
 #define RINGATTN_MPI_H
 
@@ -10,16 +11,16 @@ extern "C" {
 #endif
 
 /* For programs that say nothing of MPI themselves: every process of `mpirun -n P` is one rank. Initialises MPI (with
- * MPI_THREAD_SERIALIZED) unless that was done already, and finalizes it when the process exits; after an error it is not finalized,
- * because that could wait for a dead rank. Which MPI: RINGATTN_MPI (openmpi, mpich), or the launcher's variables. start_timeout: seconds
- * for all ranks to arrive, also later (ra_comm_set_timeout); 0: 600. Every rank calls it. */
+ * MPI_THREAD_SERIALIZED) unless that was done already, and finalizes it when the process exits; after an error it is not
+ * finalized, because that could wait for a dead rank. Which MPI: RINGATTN_MPI (openmpi, mpich), or the launcher's variables.
+ * start_timeout: seconds for all ranks to arrive, also later (ra_comm_set_timeout); 0: 600. Every rank calls it. */
 RA_API ra_status ra_comm_mpi_world(double start_timeout, ra_comm **comm);
 
-/* For programs that use MPI: the ranks are those of `comm`, which is duplicated; nothing else happens on it, and it must be freed, and MPI
- * finalized, after the last ra_comm on it was destroyed. Every rank of it calls this.
- * The library's heartbeats need MPI_THREAD_MULTIPLE to be sent while the program is busy elsewhere. With less they are sent only during
- * the library's calls, and the peers grant this rank the start timeout as its timeout.
- * After RA_PEER_LOST, RA_TIMEOUT or another communication error: leave with _exit or MPI_Abort; MPI_Finalize may never return. */
+/* For programs that use MPI: the ranks are those of `comm`, which is duplicated; nothing else happens on it, and it must be
+ * freed, and MPI finalized, after the last ra_comm on it was destroyed. Every rank of it calls this. The library's heartbeats
+ * need MPI_THREAD_MULTIPLE to be sent while the program is busy elsewhere. With less they are sent only during the library's
+ * calls, and the peers grant this rank the start timeout as its timeout. After RA_PEER_LOST, RA_TIMEOUT or another
+ * communication error: leave with _exit or MPI_Abort; MPI_Finalize may never return. */
 #if defined(MPI_VERSION)
 static inline ra_status ra_comm_mpi(MPI_Comm mpi, ra_comm **comm);
 #endif
@@ -29,8 +30,8 @@ RA_API ra_status ra_comm_mpi_handle(const void *mpi, size_t bytes, const char *i
 
 /* True in a process that an MPI launcher started. */
 RA_API bool ra_mpi_is_launched(void);
-/* Whether the module for an implementation ("openmpi", "mpich") can be loaded: then text is the version of its MPI library, else the
- * reason why not. */
+/* Whether the module for an implementation ("openmpi", "mpich") can be loaded: then text is the version of its MPI library,
+ * else the reason why not. */
 RA_API bool ra_mpi_version(const char *implementation, char *text, size_t bytes);
 
 #if defined(MPI_VERSION)

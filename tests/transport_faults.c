@@ -1,6 +1,6 @@
-/* Every way a transport or a rank can fail, over threads and over sockets, with ranks that are threads: survivors return in time, all
- * with the same status and the same sentence, and the sentence names the right rank. A rank's thread is stopped by the fault
- * transport. (Real processes that are killed and stopped: transport_processes.c.) */
+/* Every way a transport or a rank can fail, over threads and over sockets, with ranks that are threads: survivors return in
+ * time, all with the same status and the same sentence, and the sentence names the right rank. A rank's thread is stopped by
+ * the fault transport. (Real processes that are killed and stopped: transport_processes.c.) */
 #include "transport_group.h"
 
 #include "transport/link_internal.h"
@@ -46,7 +46,8 @@ static void assert_same_verdict(const trial *t, int except) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------- dead and slow */
+/* ------------------------------------------------------------------------------------------------------------- dead and
+ * slow */
 
 static void a_rank_that_stops_at_any_step_is_named_by_all_survivors_within_the_timeout_and_a_second(void **state) {
     enum { MOST = 64 };
@@ -73,10 +74,11 @@ static void a_rank_that_stops_at_any_step_is_named_by_all_survivors_within_the_t
                 const rank_run *run = &t->runs[rank];
                 survivors++;
                 differing += strcmp(run->sentence, first->sentence) != 0;
-                if (run->status != RA_TIMEOUT || !names_rank(run->sentence, t->victim) || !strstr(run->sentence, "forward, step ") ||
-                    run->seconds > 9 * 0.01 + timeout + 1) {
-                    fail_msg("%d ranks, rank %d stopped at step %lld: rank %d returned %s after %.2f s: %s", t->ranks, t->victim,
-                             (long long)t->fault.nth, rank, ra_status_name(run->status), run->seconds, run->sentence);
+                if (run->status != RA_TIMEOUT || !names_rank(run->sentence, t->victim) ||
+                    !strstr(run->sentence, "forward, step ") || run->seconds > 9 * 0.01 + timeout + 1) {
+                    fail_msg("%d ranks, rank %d stopped at step %lld: rank %d returned %s after %.2f s: %s", t->ranks,
+                             t->victim, (long long)t->fault.nth, rank, ra_status_name(run->status), run->seconds,
+                             run->sentence);
                 }
             }
             group_close(&t->g);
@@ -117,7 +119,12 @@ static void a_rank_whose_every_operation_takes_most_of_the_timeout_raises_no_ala
         trials[i] = (trial){.kind = kind,
                             .ranks = 3,
                             .victim = i % 3,
-                            .fault = {.kind = RA_FAULT_DELAY, .sends = true, .receives = true, .control = control, .repeat = INT64_MAX, .seconds = 0.8 * timeout},
+                            .fault = {.kind = RA_FAULT_DELAY,
+                                      .sends = true,
+                                      .receives = true,
+                                      .control = control,
+                                      .repeat = INT64_MAX,
+                                      .seconds = 0.8 * timeout},
                             .job = {.steps = 4, .payload = 2000, .slow = -1}};
         trial_start(&trials[i]);
     }
@@ -129,7 +136,8 @@ static void a_rank_whose_every_operation_takes_most_of_the_timeout_raises_no_ala
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------------------- arrival */
+/* -------------------------------------------------------------------------------------------------------------------
+ * arrival */
 
 static void wait_for_all(rank_run *run) {
     int all[MOST_RANKS];
@@ -191,8 +199,10 @@ static void run_damage(trial *t, ra_status expected, const char *text) {
     assert_same_verdict(t, -1);
     for (int rank = 0; rank < t->ranks; rank++) {
         const rank_run *run = &t->runs[rank];
-        if (run->status != expected || !strstr(run->sentence, text) || !names_rank(run->sentence, t->victim) || run->seconds > 2) {
-            fail_msg("rank %d returned %s after %.2f s (receiver %d): %s", rank, ra_status_name(run->status), run->seconds, next, run->sentence);
+        if (run->status != expected || !strstr(run->sentence, text) || !names_rank(run->sentence, t->victim) ||
+            run->seconds > 2) {
+            fail_msg("rank %d returned %s after %.2f s (receiver %d): %s", rank, ra_status_name(run->status), run->seconds,
+                     next, run->sentence);
         }
     }
     assert_int_equal(ra_fault_read(t->g.faults[t->victim]).faults, 1);
@@ -202,13 +212,19 @@ static void run_damage(trial *t, ra_status expected, const char *text) {
 static trial damage(group_kind kind, ra_fault fault) {
     fault.sends = true;
     fault.nth = 2;
-    return (trial){.kind = kind, .ranks = 3, .victim = 1, .fault = fault, .checksum = true, .job = {.steps = 5, .payload = 500, .slow = -1}};
+    return (trial){.kind = kind,
+                   .ranks = 3,
+                   .victim = 1,
+                   .fault = fault,
+                   .checksum = true,
+                   .job = {.steps = 5, .payload = 500, .slow = -1}};
 }
 
 static void a_message_with_any_header_byte_flipped_breaks_the_ring_with_the_senders_name(void **state) {
     static const uint8_t masks[] = {0x01, 0x80, 0xff};
     for (int byte = 0; byte < RA_LINK_HEADER; byte++) {
-        trial t = damage(*(const group_kind *)*state, (ra_fault){.kind = RA_FAULT_CORRUPT, .bytes = byte, .mask = masks[byte % 3]});
+        trial t =
+            damage(*(const group_kind *)*state, (ra_fault){.kind = RA_FAULT_CORRUPT, .bytes = byte, .mask = masks[byte % 3]});
         run_damage(&t, RA_PROTOCOL, "receiving from rank 1: ");
     }
     print_message("%d header bytes flipped in flight, all caught\n", RA_LINK_HEADER);
@@ -216,7 +232,8 @@ static void a_message_with_any_header_byte_flipped_breaks_the_ring_with_the_send
 
 static void a_damaged_payload_is_caught_by_its_checksum(void **state) {
     for (int64_t byte = 0; byte < 500; byte += 83) {
-        trial t = damage(*(const group_kind *)*state, (ra_fault){.kind = RA_FAULT_CORRUPT, .bytes = RA_LINK_HEADER + byte, .mask = 4});
+        trial t = damage(*(const group_kind *)*state,
+                         (ra_fault){.kind = RA_FAULT_CORRUPT, .bytes = RA_LINK_HEADER + byte, .mask = 4});
         run_damage(&t, RA_PROTOCOL, "the payload is damaged");
     }
 }
@@ -249,7 +266,10 @@ static void same_tag_body(rank_run *run) {
 }
 
 static void a_repeated_message_is_caught(void **state) {
-    trial t = {.kind = *(const group_kind *)*state, .ranks = 2, .victim = 1, .fault = {.kind = RA_FAULT_DUPLICATE, .sends = true, .nth = 1}};
+    trial t = {.kind = *(const group_kind *)*state,
+               .ranks = 2,
+               .victim = 1,
+               .fault = {.kind = RA_FAULT_DUPLICATE, .sends = true, .nth = 1}};
     group_open(&t.g, t.kind, 2, timeout);
     ra_fault_set(t.g.faults[1], &t.fault);
     start_ranks(&t.g, t.runs, same_tag_body, NULL);
@@ -298,7 +318,8 @@ static void a_lost_heartbeat_harms_nobody_and_neither_does_a_repeated_one(void *
     }
 }
 
-/* --------------------------------------------------------------------------------------------- errors that a rank makes itself */
+/* --------------------------------------------------------------------------------------------- errors that a rank makes
+ * itself */
 
 static void a_rank_whose_transport_fails_tells_the_others_and_all_say_the_same(void **state) {
     static const ra_fault_kind kinds[] = {RA_FAULT_FAIL, RA_FAULT_BREAK};
@@ -307,8 +328,12 @@ static void a_rank_whose_transport_fails_tells_the_others_and_all_say_the_same(v
     for (int ranks = 2; ranks <= 4; ranks++) {
         for (int victim = 0; victim < ranks; victim++) {
             for (int nth = 0; nth < 8; nth++, count++) { /* receives and sends of four steps */
-                ra_fault fault = {.kind = kinds[count % 2], .sends = true, .receives = true, .nth = nth, .status = statuses[count % 3]};
-                trial t = {.kind = *(const group_kind *)*state, .ranks = ranks, .victim = victim, .fault = fault,
+                ra_fault fault = {
+                    .kind = kinds[count % 2], .sends = true, .receives = true, .nth = nth, .status = statuses[count % 3]};
+                trial t = {.kind = *(const group_kind *)*state,
+                           .ranks = ranks,
+                           .victim = victim,
+                           .fault = fault,
                            .job = {.steps = 9, .payload = 3000, .slow = -1}};
                 trial_start(&t);
                 trial_join(&t);
@@ -419,7 +444,8 @@ static const struct {
     const char *name;
     CMUnitTestFunction test;
 } over_both[] = {
-#define OVER_BOTH(test) {#test, test}
+#define OVER_BOTH(test)                                                                                                        \
+    { #test, test }
     OVER_BOTH(a_rank_that_stops_at_any_step_is_named_by_all_survivors_within_the_timeout_and_a_second),
     OVER_BOTH(a_rank_that_computes_one_step_for_ten_times_the_timeout_raises_no_alarm),
     OVER_BOTH(a_rank_whose_every_operation_takes_most_of_the_timeout_raises_no_alarm),

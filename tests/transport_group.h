@@ -74,7 +74,7 @@ typedef struct rank_run {
 #define EXPECT(run, condition)                                                                                                 \
     do {                                                                                                                       \
         if (!(condition) && !(run)->complaint[0])                                                                              \
-            snprintf((run)->complaint, sizeof (run)->complaint, "rank %d, line %d: %s (%.100s)", (run)->rank, __LINE__,          \
+            snprintf((run)->complaint, sizeof(run)->complaint, "rank %d, line %d: %s (%.100s)", (run)->rank, __LINE__,         \
                      #condition, ra_last_error());                                                                             \
     } while (0)
 
@@ -142,14 +142,16 @@ static inline ra_status pass_around(ra_link *link, const ring_job *job) {
     for (int64_t step = 0; step < job->steps && status == RA_OK; step++) {
         ra_transfer transfers[2] = {{0}};
         status = ra_link_recv(link, (rank + ranks - 1) % ranks, (uint64_t)step, step, buffers[1], job->payload, &transfers[0]);
-        if (status == RA_OK) status = ra_link_send(link, (rank + 1) % ranks, (uint64_t)step, step, buffers[0], job->payload, &transfers[1]);
+        if (status == RA_OK)
+            status = ra_link_send(link, (rank + 1) % ranks, (uint64_t)step, step, buffers[0], job->payload, &transfers[1]);
         if (rank == job->slow && step == 1) sleep_for(job->slow_seconds);
         else if (job->compute > 0) sleep_for(job->compute);
         ra_link_poll(link);
         if (status == RA_OK) status = ra_link_wait(link, transfers, 2, "forward");
         if (status == RA_OK && job->payload > 0) {
             int64_t source = (rank + (step + 1) * (ranks - 1)) % ranks;
-            if (buffers[1][RA_LINK_HEADER] != (char)(source + 1) || buffers[1][bytes - 1] != (char)(source + 1)) status = RA_INTERNAL;
+            if (buffers[1][RA_LINK_HEADER] != (char)(source + 1) || buffers[1][bytes - 1] != (char)(source + 1))
+                status = RA_INTERNAL;
         }
         if (status != RA_OK && !ra_link_cancel(link, transfers, 2)) keep = true;
         char *swap = buffers[0];

@@ -248,7 +248,8 @@ static void leaver_body(rank_run *run) {
         sleep_for(0.02);
     }
     if (run->rank == 1) return;
-    EXPECT(run, ra_link_recv(run->link, ranks - 1, 99, 99, a, 8, &transfers[0]) == RA_OK || ra_link_status(run->link) == RA_PEER_LOST);
+    EXPECT(run, ra_link_recv(run->link, ranks - 1, 99, 99, a, 8, &transfers[0]) == RA_OK ||
+                    ra_link_status(run->link) == RA_PEER_LOST);
     EXPECT(run, ra_link_wait(run->link, transfers, 1, "forward") == RA_PEER_LOST);
     EXPECT(run, strstr(ra_last_error(), "rank 2 has left") != NULL);
     ra_link_cancel(run->link, transfers, 1);
@@ -322,7 +323,8 @@ static const struct {
     const char *name;
     CMUnitTestFunction test;
 } over_every_transport[] = {
-#define OVER_ALL(test) {#test, test}
+#define OVER_ALL(test)                                                                                                         \
+    { #test, test }
     OVER_ALL(messages_in_flight_are_matched_by_tag_in_any_order_of_posting),
     OVER_ALL(rings_of_one_to_five_ranks_carry_payloads_of_any_size),
     OVER_ALL(an_allgather_gives_every_rank_the_bytes_of_all_in_rank_order),

@@ -1,4 +1,5 @@
-/* Every allocation of the transport fails once, and once for good: a clean error on all ranks, nothing leaked, nobody waits for ever. */
+/* Every allocation of the transport fails once, and once for good: a clean error on all ranks, nothing leaked, nobody waits for
+ * ever. */
 #include "transport_group.h"
 
 #include <stdatomic.h>

@@ -99,8 +99,8 @@ static void check_survivors(const job *j, const shared *s, ra_status expected) {
         if (rank == j->victim) continue;
         if (r->status != (int)expected || !strstr(r->sentence, name) || !strstr(r->sentence, "(forward, step ") ||
             r->seconds - s->begin > limit) {
-            fail_msg("%d ranks, rank %d got signal %d at step %d: rank %d returned %d after %.2f s: %s", j->ranks, j->victim, j->signal,
-                     j->step, rank, r->status, r->seconds - s->begin, r->sentence);
+            fail_msg("%d ranks, rank %d got signal %d at step %d: rank %d returned %d after %.2f s: %s", j->ranks, j->victim,
+                     j->signal, j->step, rank, r->status, r->seconds - s->begin, r->sentence);
         }
     }
 }
@@ -112,7 +112,8 @@ static void matrix(int signal_, ra_status expected) {
     for (int ranks = 2; ranks <= 4; ranks++)
         for (int victim = 0; victim < ranks; victim++)
             for (int step = 0; step < ranks; step++)
-                jobs[count++] = (job){.ranks = ranks, .victim = victim, .step = step, .signal = signal_, .timeout = 0.3, .steps = 9};
+                jobs[count++] =
+                    (job){.ranks = ranks, .victim = victim, .step = step, .signal = signal_, .timeout = 0.3, .steps = 9};
     for (int first = 0; first < count; first += 8) {
         int end = first + 8 < count ? first + 8 : count;
         for (int i = first; i < end; i++) shares[i] = share();
@@ -140,11 +141,13 @@ static void a_process_that_is_stopped_for_less_than_the_timeout_raises_no_alarm(
     job jobs[3];
     for (int victim = 0; victim < 3; victim++) {
         shares[victim] = share();
-        jobs[victim] = (job){.ranks = 3, .victim = victim, .step = 1, .signal = SIGSTOP, .timeout = 1, .pause = 0.8, .steps = 5};
+        jobs[victim] =
+            (job){.ranks = 3, .victim = victim, .step = 1, .signal = SIGSTOP, .timeout = 1, .pause = 0.8, .steps = 5};
         start_job(&jobs[victim], shares[victim]);
         finish_job(&jobs[victim], shares[victim]);
         for (int rank = 0; rank < 3; rank++)
-            if (shares[victim]->results[rank].status != RA_OK) fail_msg("rank %d: %s", rank, shares[victim]->results[rank].sentence);
+            if (shares[victim]->results[rank].status != RA_OK)
+                fail_msg("rank %d: %s", rank, shares[victim]->results[rank].sentence);
         munmap(shares[victim], sizeof(shared));
     }
 }

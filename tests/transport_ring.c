@@ -1,5 +1,5 @@
-/* The kill matrix over threads: a rank of a real ring, forward and backward, stops or fails at each of its messages; all others return in
- * time and name it. (Processes under MPI: tests/mpi.) */
+/* The kill matrix over threads: a rank of a real ring, forward and backward, stops or fails at each of its messages; all others
+ * return in time and name it. (Processes under MPI: tests/mpi.) */
 #include "support.h"
 #include "transport_group.h"
 
@@ -46,16 +46,24 @@ static ra_status work(const trial *t, int rank) {
         fill(arrays[i], rows.count * HEADS * DIM, i + rank);
         tensors[i] = ra_tensor_bnhd(arrays[i], rows.count, HEADS, DIM);
     }
-    ra_forward_args forward = {.q = tensors[0], .k = tensors[1], .v = tensors[2], .out = tensors[3],
-                               .lse = ra_tensor_lse(lse, rows.count, HEADS)};
-    ra_backward_args backward = {.q = tensors[0], .k = tensors[1], .v = tensors[2], .out = tensors[3], .lse = forward.lse,
-                                 .dout = tensors[4], .dq = tensors[5], .dk = tensors[6], .dv = tensors[7]};
+    ra_forward_args forward = {
+        .q = tensors[0], .k = tensors[1], .v = tensors[2], .out = tensors[3], .lse = ra_tensor_lse(lse, rows.count, HEADS)};
+    ra_backward_args backward = {.q = tensors[0],
+                                 .k = tensors[1],
+                                 .v = tensors[2],
+                                 .out = tensors[3],
+                                 .lse = forward.lse,
+                                 .dout = tensors[4],
+                                 .dq = tensors[5],
+                                 .dk = tensors[6],
+                                 .dv = tensors[7]};
     ra_fault fault = {.kind = t->kind, .sends = true, .nth = t->nth, .status = RA_DEVICE};
     if (rank == t->victim && !t->backward) ra_fault_set(t->g.faults[rank], &fault);
     status = ra_forward(plan, &forward);
     if (rank == t->victim && t->backward && status == RA_OK) ra_fault_set(t->g.faults[rank], &fault);
     if (status == RA_OK) status = ra_backward(plan, &backward);
-    for (int more = 0; more < 3 && status == RA_OK; more++) status = ra_forward(plan, &forward); /* whoever was fast meets it here */
+    for (int more = 0; more < 3 && status == RA_OK; more++)
+        status = ra_forward(plan, &forward); /* whoever was fast meets it here */
     ra_plan_destroy(plan);
     for (int i = 0; i < 8; i++) free(arrays[i]);
     free(lse);
@@ -109,7 +117,10 @@ static void a_rank_that_stops_or_fails_at_any_message_of_forward_or_backward_is_
             for (int64_t nth = 0; nth < 2 * (ranks - 1); nth++) /* two buckets, as many hops as others */
                 for (int kind = 0; kind < 2; kind++)
                     for (int backward = 0; backward < 2; backward++)
-                        trials[count++] = (trial){.ranks = ranks, .victim = victim, .nth = nth, .backward = backward != 0,
+                        trials[count++] = (trial){.ranks = ranks,
+                                                  .victim = victim,
+                                                  .nth = nth,
+                                                  .backward = backward != 0,
                                                   .kind = kind ? RA_FAULT_FAIL : RA_FAULT_STOP};
     assert_true(count <= MOST);
     for (int begin = 0; begin < count; begin += AT_ONCE) {

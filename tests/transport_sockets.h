@@ -1,6 +1,6 @@
-/* A caller's own transport, as ra_comm_custom takes it: every pair of ranks has a stream socket between them, and ranks may be threads
- * or processes. On the wire a message is its tag, its length and its bytes. Sends are written in order, receives are matched by tag,
- * and what nobody has asked for yet is stored. Every call of wait moves whatever can be moved.
+/* A caller's own transport, as ra_comm_custom takes it: every pair of ranks has a stream socket between them, and ranks may be
+ * threads or processes. On the wire a message is its tag, its length and its bytes. Sends are written in order, receives are
+ * matched by tag, and what nobody has asked for yet is stored. Every call of wait moves whatever can be moved.
  *
  * Header only, because each tests/transport_*.c is a program of its own. */
 #ifndef TESTS_TRANSPORT_SOCKETS_H
@@ -192,7 +192,8 @@ static inline ra_status socket_wait(void *ctx, void *request_, double seconds, i
         double left = until - socket_now();
         if (left <= 0 && !first) return RA_OK;
         if (self->peers[request->peer].closed) {
-            socket_remove(request->receiving ? &self->peers[request->peer].receives : &self->peers[request->peer].sends, request);
+            socket_remove(request->receiving ? &self->peers[request->peer].receives : &self->peers[request->peer].sends,
+                          request);
             if (self->peers[request->peer].target == request) self->peers[request->peer].target = NULL;
             free(request);
             return RA_PEER_LOST;

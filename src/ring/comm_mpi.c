@@ -36,4 +36,6 @@ ra_status ra_comm_mpi_handle(const void *mpi, size_t bytes, const char *implemen
 }
 
 bool ra_mpi_is_launched(void) { return ra_mpi_launched(); }
-bool ra_mpi_version(const char *implementation, char *text, size_t bytes) { return ra_mpi_describe(implementation, text, bytes); }
+bool ra_mpi_version(const char *implementation, char *text, size_t bytes) {
+    return ra_mpi_describe(implementation, text, bytes);
+}

@@ -5,13 +5,15 @@
 #include "core/status.h"
 #include "transport/link_internal.h"
 
-/* Everyone to everyone at once: messages are small, and 2(p-1) of them are in flight. Frame 2i receives from the rank i+1 below, and
- * frame 2i+1 sends to the rank i+1 above. */
-static ra_status exchange(ra_link *link, char *all, int64_t bytes, const char *phase, char *frames, int64_t frame, ra_transfer *transfers) {
+/* Everyone to everyone at once: messages are small, and 2(p-1) of them are in flight. Frame 2i receives from the rank i+1
+ * below, and frame 2i+1 sends to the rank i+1 above. */
+static ra_status exchange(ra_link *link, char *all, int64_t bytes, const char *phase, char *frames, int64_t frame,
+                          ra_transfer *transfers) {
     uint64_t tag = RA_CONTROL_TAG + 1 + (link->gathers++ & 0xfffff);
     int ranks = link->ranks, others = ranks - 1;
     for (int i = 0; i < others; i++) {
-        RA_TRY(ra_link_recv(link, (link->rank + ranks - 1 - i) % ranks, tag, 0, frames + 2 * i * frame, bytes, &transfers[2 * i]));
+        RA_TRY(
+            ra_link_recv(link, (link->rank + ranks - 1 - i) % ranks, tag, 0, frames + 2 * i * frame, bytes, &transfers[2 * i]));
     }
     for (int i = 0; i < others; i++) {
         char *buf = frames + (2 * i + 1) * frame;

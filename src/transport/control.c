@@ -6,15 +6,15 @@
  *     leaving  the rank destroys its link in peace
  *     verdict  the link is broken: status, culprit and the sentence that everybody will say
  *
- * A beat is sent from ra_link_wait, from ra_link_poll, and from a thread of the link's own: a rank may compute a single tile for
- * longer than the timeout, or be busy outside the library, and nobody may call it dead for that. The thread is asleep but for a few
- * wake-ups a second, and every call of the transport is made under the link's lock. (An eighth and not a quarter: a rank that was
- * stopped for 0.8 of the timeout just before its next beat has then still been silent for less than the timeout.)
+ * A beat is sent from ra_link_wait, from ra_link_poll, and from a thread of the link's own: a rank may compute a single tile
+ * for longer than the timeout, or be busy outside the library, and nobody may call it dead for that. The thread is asleep but
+ * for a few wake-ups a second, and every call of the transport is made under the link's lock. (An eighth and not a quarter: a
+ * rank that was stopped for 0.8 of the timeout just before its next beat has then still been silent for less than the timeout.)
  *
- * A peer that is silent for the timeout becomes the suspect. Its suspicion goes to everybody with the next beat, at once; everybody
- * who hears it beats back at once. Who is still silent half a second later is named, and the verdict goes to all; each rank that gets
- * a first verdict adopts it and passes it on, so a verdict survives the death of its finder. A broken link goes on beating, with the
- * verdict instead of the beat, until it is destroyed.
+ * A peer that is silent for the timeout becomes the suspect. Its suspicion goes to everybody with the next beat, at once;
+ * everybody who hears it beats back at once. Who is still silent half a second later is named, and the verdict goes to all;
+ * each rank that gets a first verdict adopts it and passes it on, so a verdict survives the death of its finder. A broken link
+ * goes on beating, with the verdict instead of the beat, until it is destroyed.
  *
  * A message that a transport swallows leaves everybody alive and waiting. So a rank that waits asks after the message; the peer
  * answers from its list of latest sends; and what was sent long ago and never came is a verdict too. */
@@ -43,16 +43,15 @@ typedef struct control {
     uint64_t answered_tag; /* what became of the message that the receiver asked after */
     uint64_t answered_sequence;
     uint32_t answer;
-    uint32_t status;  /* of a verdict */
+    uint32_t status; /* of a verdict */
     int32_t culprit;
     uint32_t reserved;
     char sentence[RA_SENTENCE];
 } control;
 
 #define FRAME ((int64_t)(RA_LINK_HEADER + sizeof(control)))
-#define LINGER 0.1     /* seconds that destroying a link gives its last words */
-#define SLOWEST 1e6    /* bytes a second: a transfer may take this long on top of four timeouts while both ends live */
-#define BURST 16       /* control messages read from one peer at a time */
+#define LINGER 0.1 /* seconds that destroying a link gives its last words */
+#define BURST 16   /* control messages read from one peer at a time */
 
 static char *frame_of(ra_link *link, int peer, int which) { return link->frames + ((int64_t)peer * FRAMES + which) * FRAME; }
 
@@ -67,7 +66,7 @@ static double beat_interval(const ra_link *link) {
     return shortest / 8;
 }
 
-static void beat_now(ra_link *link) {
+void ra_control_beat(ra_link *link) {
     for (int rank = 0; rank < link->ranks; rank++) link->peers[rank].beat_due = rank != link->rank;
     link->next_beat = ra_link_now() + beat_interval(link);
 }
@@ -84,7 +83,8 @@ static void control_failed(ra_link *link, int rank, ra_status status) {
     if (status == RA_PEER_LOST) {
         mark_lost(link, rank);
     } else if (!link->peers[rank].left) {
-        ra_fail_context(status, "%s, step %lld, rank %d, heartbeat of rank %d: ", link->phase, (long long)link->step, link->rank, rank);
+        ra_fail_context(status, "%s, step %lld, rank %d, heartbeat of rank %d: ", link->phase, (long long)link->step,
+                        link->rank, rank);
         ra_link_break(link, status, rank);
     }
 }
@@ -203,7 +203,8 @@ static void take(ra_link *link, int rank, control *message) {
             if (link->next_beat > next) link->next_beat = next;
         }
         peer->polled = message->polled != 0;
-        /* Everybody answers a new suspicion at once, and only a new one: two that suspect must not excite each other for ever. */
+        /* Everybody answers a new suspicion at once, and only a new one: two that suspect must not excite each other for
+         * ever. */
         if (message->suspect >= 0 && !peer->suspects) link->next_beat = 0;
         peer->suspects = message->suspect >= 0;
         peer->asks = message->asks != 0;
@@ -265,91 +266,15 @@ void ra_control_read(ra_link *link) {
     for (int rank = 0; rank < link->ranks; rank++) read_inbox(link, rank);
 }
 
-/* -------------------------------------------------------------------------------------------------------------- judging */
-
-static double limit_of(const ra_link *link, const ra_peer *peer) {
-    if (!peer->arrived) return link->start_timeout;
-    return peer->polled && link->start_timeout > link->timeout ? link->start_timeout : link->timeout;
-}
-
-/* The peer that has been silent for too long, and longest; -1: none. */
-static int silent_peer(const ra_link *link, double now) {
-    int worst = -1;
-    double longest = 0;
-    for (int rank = 0; rank < link->ranks; rank++) {
-        const ra_peer *peer = &link->peers[rank];
-        double silence = now - (peer->arrived ? peer->heard : link->created);
-        if (rank == link->rank || peer->left || silence <= limit_of(link, peer) || silence <= longest) continue;
-        worst = rank;
-        longest = silence;
-    }
-    return worst;
-}
-
-static void name(ra_link *link, ra_status status, int culprit, const char *what, double seconds) {
-    ra_fail(status, "rank %d %s %.3g s (%s, step %lld; noticed by rank %d)", culprit, what, seconds, link->phase,
-            (long long)link->step, link->rank);
-    ra_link_break(link, status, culprit);
-}
-
-static void judge_lost(ra_link *link, double now) {
-    for (int rank = 0; rank < link->ranks && link->status == RA_OK; rank++) {
-        const ra_peer *peer = &link->peers[rank];
-        if (peer->lost && !peer->left && now - peer->lost_at > RA_LINK_GRACE) {
-            name(link, RA_PEER_LOST, rank, "is gone: its connection ended", now - peer->lost_at);
-        }
-    }
-}
-
-static void judge_awaited(ra_link *link, double now) {
-    const ra_flight *awaited = link->awaited;
-    if (!awaited || link->status != RA_OK) return;
-    const ra_peer *peer = &link->peers[awaited->peer];
-    if (peer->left && now - peer->left_at > RA_LINK_GRACE && now - link->awaited_since > RA_LINK_GRACE) {
-        name(link, RA_PEER_LOST, awaited->peer, "has left the ring, and was waited for another", now - link->awaited_since);
-    } else if (peer->missing && awaited->receiving) {
-        double patience = link->timeout;
-        if (peer->missing_answer == RA_ANSWER_SENDING) patience = 4 * link->timeout + (double)awaited->payload / SLOWEST;
-        if (now - peer->missing_since > patience) {
-            name(link, RA_PROTOCOL, awaited->peer, "sent a message that was lost on its way: it has not come after", now - peer->missing_since);
-        }
-    }
-}
-
-/* Those who wait all come to the same end at the same time: in order of rank, the first one's verdict spares the others theirs. */
-static double turn_of(const ra_link *link, int silent) {
-    int before = link->rank - (silent < link->rank);
-    return 0.025 * (before < 10 ? before : 10);
-}
-
-static void judge_silent(ra_link *link, double now) {
-    int silent = silent_peer(link, now);
-    if (silent != link->suspect) {
-        link->suspect = silent;
-        link->suspected = now;
-        if (silent >= 0) {
-            ra_history_note(link, "suspected", silent, true, RA_CONTROL_TAG, link->step, 0);
-            beat_now(link);
-            send_beats(link);
-        }
-    } else if (silent >= 0 && now - link->suspected >= RA_LINK_GRACE + turn_of(link, silent)) {
-        const ra_peer *peer = &link->peers[silent];
-        if (peer->arrived) name(link, RA_TIMEOUT, silent, "has been silent for", now - peer->heard);
-        else name(link, RA_TIMEOUT, silent, "has not arrived within", link->start_timeout);
-    }
-}
-
 void ra_control_service(ra_link *link) {
     if (!link->frames) return;
     double now = ra_link_now();
     link->serviced = now;
     ra_control_read(link);
-    if (now >= link->next_beat) beat_now(link);
+    if (now >= link->next_beat) ra_control_beat(link);
     send_beats(link);
-    if (link->status != RA_OK || !link->flights) return; /* who waits for nothing judges nobody */
-    judge_lost(link, now);
-    judge_awaited(link, now);
-    if (link->status == RA_OK) judge_silent(link, ra_link_now());
+    if (link->status == RA_OK && link->flights) ra_control_judge(link); /* who waits for nothing judges nobody */
+    send_beats(link);
 }
 
 /* ----------------------------------------------------------------------------------------------------- beginning and end */
@@ -393,7 +318,9 @@ ra_status ra_control_start(ra_link *link) {
     pthread_sigmask(SIG_SETMASK, &all, &before);
     link->threaded = pthread_create(&link->thread, NULL, beat_thread, link) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
-    return link->threaded ? RA_OK : ra_link_break(link, ra_fail(RA_NOMEM, "rank %d cannot start its heartbeat thread", link->rank), link->rank);
+    return link->threaded
+               ? RA_OK
+               : ra_link_break(link, ra_fail(RA_NOMEM, "rank %d cannot start its heartbeat thread", link->rank), link->rank);
 }
 
 void ra_control_stop(ra_link *link) {
@@ -411,7 +338,7 @@ static pthread_mutex_t kept_mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct kept {
     struct kept *next;
     char *frames;
-} *kept_frames;
+} * kept_frames;
 
 static void keep(char *frames) {
     struct kept *entry = ra_alloc(sizeof *entry);
@@ -442,7 +369,8 @@ void ra_control_leave(ra_link *link) {
         for (int i = 0; i < FRAMES; i++) stuck += requests[i] && link->ops.cancel(link->ctx, requests[i]) != RA_OK;
     }
     if (stuck > 0) {
-        ra_log(RA_LOG_WARN, "rank %d: %lld control buffers of requests that cannot be cancelled are kept", link->rank, (long long)stuck);
+        ra_log(RA_LOG_WARN, "rank %d: %lld control buffers of requests that cannot be cancelled are kept", link->rank,
+               (long long)stuck);
         link->counts.kept_buffers += stuck;
         keep(link->frames);
     } else {

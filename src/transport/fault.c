@@ -31,7 +31,8 @@ typedef struct fault_request {
 
 static void nap(double seconds) {
     if (seconds <= 0) return;
-    nanosleep(&(struct timespec){.tv_sec = (time_t)seconds, .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)}, NULL);
+    nanosleep(&(struct timespec){.tv_sec = (time_t)seconds, .tv_nsec = (long)((seconds - (double)(time_t)seconds) * 1e9)},
+              NULL);
 }
 
 /* Counts the operation; the fault it suffers, or RA_FAULT_NONE. */
@@ -151,7 +152,8 @@ static ra_status wait_request(void *ctx, void *request, double seconds, int *don
     if (status == RA_OK && !*done) return RA_OK;
     if (received) *received = bytes;
     if (status == RA_OK && r->receiving) count(t, r, bytes);
-    /* The twin of a small message is on its way; that of a large one may wait for ever, and is given up with its buffer intact. */
+    /* The twin of a small message is on its way; that of a large one may wait for ever, and is given up with its buffer
+     * intact. */
     int twin_done = 0;
     if (r->twin && t->inner.wait(t->inner_ctx, r->twin, 0, &twin_done, NULL) == RA_OK && !twin_done) {
         t->inner.cancel(t->inner_ctx, r->twin);
@@ -208,7 +210,8 @@ ra_status ra_transport_fault(const ra_comm_ops *inner, void *inner_ctx, const ra
         if (inner->destroy) inner->destroy(inner_ctx);
         return ra_fail(RA_NOMEM, "no memory for the fault transport");
     }
-    *t = (fault_transport){.inner = *inner, .inner_ctx = inner_ctx, .fault = fault ? *fault : (ra_fault){.kind = RA_FAULT_NONE}};
+    *t =
+        (fault_transport){.inner = *inner, .inner_ctx = inner_ctx, .fault = fault ? *fault : (ra_fault){.kind = RA_FAULT_NONE}};
     pthread_mutex_init(&t->mutex, NULL);
     *ctx = t;
     *ops = (ra_comm_ops){.struct_size = sizeof(ra_comm_ops),

@@ -44,7 +44,8 @@ ra_status ra_header_check(const void *buf, size_t received, const ra_header *wan
         return ra_fail(RA_PROTOCOL, "%zu bytes came instead of %lld", received, (long long)want->length + RA_LINK_HEADER);
     }
     if (get(at, 4) != MAGIC) return ra_fail(RA_PROTOCOL, "the message does not begin with ringattn's mark");
-    if (get(at + 60, 4) != ra_crc32c(0, buf, 60)) return ra_fail(RA_PROTOCOL, "the message's header is damaged (its CRC differs)");
+    if (get(at + 60, 4) != ra_crc32c(0, buf, 60))
+        return ra_fail(RA_PROTOCOL, "the message's header is damaged (its CRC differs)");
     if (get(at + 4, 2) != VERSION) {
         return ra_fail(RA_PROTOCOL, "the message has version %u; this library speaks %u", (unsigned)get(at + 4, 2), VERSION);
     }

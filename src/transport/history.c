@@ -23,17 +23,13 @@ static const char *describe(const ra_event *event, char *text, size_t bytes) {
 }
 
 void ra_history_note(ra_link *link, const char *what, int peer, bool receiving, uint64_t tag, int64_t step, int64_t bytes) {
-    link->events[link->event_count++ % RA_EVENTS] = (ra_event){.time = ra_link_now(),
-                                                               .what = what,
-                                                               .peer = peer,
-                                                               .receiving = receiving,
-                                                               .tag = tag,
-                                                               .step = step,
-                                                               .bytes = bytes};
+    link->events[link->event_count++ % RA_EVENTS] = (ra_event){
+        .time = ra_link_now(), .what = what, .peer = peer, .receiving = receiving, .tag = tag, .step = step, .bytes = bytes};
     if (!ra_log_wanted(RA_LOG_TRACE)) return;
     char text[160];
     const ra_event *event = &link->events[(link->event_count - 1) % RA_EVENTS];
-    ra_log(RA_LOG_TRACE, "rank %d, step %lld, %s: %s %s", link->rank, (long long)step, link->phase, what, describe(event, text, sizeof text));
+    ra_log(RA_LOG_TRACE, "rank %d, step %lld, %s: %s %s", link->rank, (long long)step, link->phase, what,
+           describe(event, text, sizeof text));
 }
 
 void ra_history_print(ra_link *link) {
@@ -48,7 +44,8 @@ void ra_history_print(ra_link *link) {
         if (!peer->arrived) {
             ra_log(RA_LOG_WARN, "rank %d: never heard of rank %d", link->rank, rank);
         } else {
-            ra_log(RA_LOG_WARN, "rank %d: heard of rank %d %.3f s ago%s", link->rank, rank, now - peer->heard, peer->left ? ", left" : "");
+            ra_log(RA_LOG_WARN, "rank %d: heard of rank %d %.3f s ago%s", link->rank, rank, now - peer->heard,
+                   peer->left ? ", left" : "");
         }
     }
     for (const ra_flight *at = link->flights; at; at = at->next) {
@@ -58,6 +55,7 @@ void ra_history_print(ra_link *link) {
     uint64_t first = link->event_count > SHOWN ? link->event_count - SHOWN : 0;
     for (uint64_t i = first; i < link->event_count; i++) {
         const ra_event *event = &link->events[i % RA_EVENTS];
-        ra_log(RA_LOG_WARN, "rank %d: %.3f s ago: %s %s", link->rank, now - event->time, event->what, describe(event, text, sizeof text));
+        ra_log(RA_LOG_WARN, "rank %d: %.3f s ago: %s %s", link->rank, now - event->time, event->what,
+               describe(event, text, sizeof text));
     }
 }

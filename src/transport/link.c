@@ -200,12 +200,15 @@ static ra_status post(ra_link *link, ra_flight *flight, uint32_t crc) {
 static ra_status start(ra_link *link, const ra_flight *wanted, uint32_t crc, ra_transfer *transfer) {
     int64_t bytes;
     RA_TRY(ra_link_broken(link));
-    if (wanted->peer < 0 || wanted->peer >= link->ranks || wanted->payload < 0 || !ra_add(wanted->payload, RA_LINK_HEADER, &bytes)) {
-        return ra_fail(RA_INTERNAL, "a message of %lld bytes for rank %d of %d", (long long)wanted->payload, wanted->peer, link->ranks);
+    if (wanted->peer < 0 || wanted->peer >= link->ranks || wanted->payload < 0 ||
+        !ra_add(wanted->payload, RA_LINK_HEADER, &bytes)) {
+        return ra_fail(RA_INTERNAL, "a message of %lld bytes for rank %d of %d", (long long)wanted->payload, wanted->peer,
+                       link->ranks);
     }
     ra_flight *flight = link->spare ? link->spare : ra_alloc(sizeof *flight);
     if (!flight) {
-        ra_fail(RA_NOMEM, "%s, step %lld: rank %d has no memory to note a message", link->phase, (long long)wanted->step, link->rank);
+        ra_fail(RA_NOMEM, "%s, step %lld: rank %d has no memory to note a message", link->phase, (long long)wanted->step,
+                link->rank);
         return ra_link_break(link, RA_NOMEM, link->rank);
     }
     if (link->spare) link->spare = flight->next;
@@ -284,7 +287,8 @@ static void advance(ra_link *link, ra_flight *flight, double seconds) {
 static ra_status finish(ra_link *link, ra_flight *flight) {
     ra_status status = flight->status;
     if (status == RA_OK && flight->receiving) {
-        ra_header want = {.source = flight->peer, .destination = link->rank, .tag = flight->tag, .length = flight->payload}, header;
+        ra_header want = {.source = flight->peer, .destination = link->rank, .tag = flight->tag, .length = flight->payload},
+                  header;
         unlock(link); /* the payload's CRC takes its time */
         status = ra_header_check(flight->buf, flight->received, &want, &header);
         lock(link);

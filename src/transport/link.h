@@ -1,15 +1,15 @@
 /* A rank's link to its peers: framed messages over a transport's raw operations (ra_comm_ops), with deadlines.
  *
- * Every message is one buffer: 64 bytes of header, which the link writes and checks, then the payload. Callers hand over buffers
- * that leave room for the header, so nothing is copied:
+ * Every message is one buffer: 64 bytes of header, which the link writes and checks, then the payload. Callers hand over
+ * buffers that leave room for the header, so nothing is copied:
  *
  *     [ header 64 | payload ... ]
  *       ^ buf       ^ buf + RA_LINK_HEADER
  *
  * Tags number the messages between two ranks; those in flight at once between two ranks differ in their low RA_LINK_TAG_BITS (a
- * transport may send only these). Tags from RA_LINK_OWN_TAG up are the link's own: heartbeats, verdicts and allgathers. A message that
- * is being sent keeps its buffer, header included, so one buffer is not sent to two peers at once. The link knows nothing of attention.
- * After the first failure the link is broken: all later calls return that status. */
+ * transport may send only these). Tags from RA_LINK_OWN_TAG up are the link's own: heartbeats, verdicts and allgathers. A
+ * message that is being sent keeps its buffer, header included, so one buffer is not sent to two peers at once. The link knows
+ * nothing of attention. After the first failure the link is broken: all later calls return that status. */
 #ifndef RA_TRANSPORT_LINK_H
 #define RA_TRANSPORT_LINK_H
 
@@ -45,8 +45,8 @@ typedef struct ra_transfer {
 /* payload >= 0 bytes; buf has RA_LINK_HEADER + payload bytes. `step` is only for messages to people. */
 ra_status ra_link_recv(ra_link *link, int peer, uint64_t tag, int64_t step, void *buf, int64_t payload, ra_transfer *transfer);
 ra_status ra_link_send(ra_link *link, int peer, uint64_t tag, int64_t step, void *buf, int64_t payload, ra_transfer *transfer);
-/* Waits until all are finished. A peer that is silent for the timeout is RA_TIMEOUT, one that is known dead RA_PEER_LOST, a damaged
- * message RA_PROTOCOL; the sentence names peer, step and phase ("forward", "backward", "plan"). */
+/* Waits until all are finished. A peer that is silent for the timeout is RA_TIMEOUT, one that is known dead RA_PEER_LOST, a
+ * damaged message RA_PROTOCOL; the sentence names peer, step and phase ("forward", "backward", "plan"). */
 ra_status ra_link_wait(ra_link *link, ra_transfer *transfers, int64_t count, const char *phase);
 /* What the rank is doing from now on, for messages to people: posting does not say. ra_link_wait sets it too. */
 void ra_link_set_phase(ra_link *link, const char *phase);

@@ -1,5 +1,5 @@
-/* The inside of a link, shared by link.c (messages), control.c (heartbeats and verdicts), history.c (the post-mortem) and header.c
- * (the frame). */
+/* The inside of a link, shared by link.c (messages), control.c (heartbeats), judge.c (verdicts), history.c (the post-mortem)
+ * and header.c (the frame). */
 #ifndef RA_TRANSPORT_LINK_INTERNAL_H
 #define RA_TRANSPORT_LINK_INTERNAL_H
 
@@ -27,8 +27,9 @@ typedef struct ra_header {
 
 uint32_t ra_payload_crc(const void *buf, int64_t length);
 void ra_header_write(const ra_header *header, void *buf);
-/* Reads and checks everything that a receiver knows: mark, version, crc, flags, reserved bytes, and source, destination, tag, length
- * (of `want`) against what came (`received` bytes in all), and the payload's crc when there is one. RA_PROTOCOL with a sentence. */
+/* Reads and checks everything that a receiver knows: mark, version, crc, flags, reserved bytes, and source, destination, tag,
+ * length (of `want`) against what came (`received` bytes in all), and the payload's crc when there is one. RA_PROTOCOL with a
+ * sentence. */
 ra_status ra_header_check(const void *buf, size_t received, const ra_header *want, ra_header *header);
 
 /* --------------------------------------------------------------------------------------------------------------- peers */
@@ -88,7 +89,7 @@ typedef struct ra_peer {
 /* A message in flight; ra_transfer.request points to it. */
 typedef struct ra_flight {
     struct ra_flight *next, *previous;
-    void *request; /* the transport's; NULL once finished */
+    void *request;    /* the transport's; NULL once finished */
     ra_status status; /* when finished */
     size_t received;
     char *buf;
@@ -165,6 +166,10 @@ void ra_control_leave(ra_link *link);
 void ra_control_service(ra_link *link);
 /* Only reads control messages: a verdict that has come goes before one's own. */
 void ra_control_read(ra_link *link);
+/* Makes a heartbeat to every peer due at once. */
+void ra_control_beat(ra_link *link);
+/* Breaks the link if a peer that somebody here waits for is lost: gone, left, silent for too long, or its message is. */
+void ra_control_judge(ra_link *link);
 /* Puts the last word on its way to every peer. */
 void ra_control_tell(ra_link *link);
 

@@ -1,8 +1,9 @@
 /* Finds, loads and keeps the module of an MPI implementation.
  *
- * If the module has initialised MPI it must also be finalized, or launchers count the rank as failed; but communicators come and go,
- * and MPI cannot be initialised twice. So that happens when the process exits. Waiting there for ranks that still work is right, waiting
- * for ranks that died is not: a small link of its own, the guard, stays open until then, and its last agreement tells these apart. */
+ * If the module has initialised MPI it must also be finalized, or launchers count the rank as failed; but communicators come
+ * and go, and MPI cannot be initialised twice. So that happens when the process exits. Waiting there for ranks that still work
+ * is right, waiting for ranks that died is not: a small link of its own, the guard, stays open until then, and its last
+ * agreement tells these apart. */
 #include "transport/mpi.h"
 
 #include <dlfcn.h>
@@ -41,10 +42,13 @@ static const char *launcher(void) {
     return NULL; /* PMIx serves both */
 }
 
-/* Where modules lie: where the environment says, beside this library or program, in ringattn/ beside it, where they were installed. */
-static const ra_mpi_module *load_from(const char *directory, const char *below, const char *implementation, char *reason, size_t bytes) {
+/* Where modules lie: where the environment says, beside this library or program, in ringattn/ beside it, where they were
+ * installed. */
+static const ra_mpi_module *load_from(const char *directory, const char *below, const char *implementation, char *reason,
+                                      size_t bytes) {
     char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s%s/ringattn_mpi_%s.so", directory, below, implementation) >= (int)sizeof path) return NULL;
+    if (snprintf(path, sizeof path, "%s%s/ringattn_mpi_%s.so", directory, below, implementation) >= (int)sizeof path)
+        return NULL;
     FILE *file = fopen(path, "rb"); /* only to tell "not there" from "does not load" */
     if (!file) return NULL;
     fclose(file);
@@ -77,7 +81,8 @@ static const ra_mpi_module *load(const char *implementation, char *reason, size_
 
 bool ra_mpi_describe(const char *implementation, char *text, size_t bytes) {
     pthread_mutex_lock(&mutex);
-    const ra_mpi_module *module = loaded && strcmp(loaded->implementation, implementation) == 0 ? loaded : load(implementation, text, bytes);
+    const ra_mpi_module *module =
+        loaded && strcmp(loaded->implementation, implementation) == 0 ? loaded : load(implementation, text, bytes);
     pthread_mutex_unlock(&mutex);
     if (module) module->version(text, bytes);
     return module != NULL;
@@ -132,7 +137,8 @@ ra_status ra_mpi_open(const char *implementation, const void *comm, size_t handl
     pthread_mutex_lock(&mutex);
     ra_status status = choose(implementation);
     if (status == RA_OK && comm && handle_size != loaded->handle_size) {
-        status = ra_fail(RA_INVALID, "an MPI_Comm of %s has %zu bytes, not %zu", loaded->implementation, loaded->handle_size, handle_size);
+        status = ra_fail(RA_INVALID, "an MPI_Comm of %s has %zu bytes, not %zu", loaded->implementation, loaded->handle_size,
+                         handle_size);
     }
     if (status == RA_OK) status = loaded->open(&host, comm, start_timeout, session);
     if (status == RA_OK && session->owned && !guard) status = set_guard(start_timeout);

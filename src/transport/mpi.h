@@ -5,8 +5,8 @@
 #include "transport/link.h"
 #include "transport/mpi/module.h"
 
-/* `implementation` ("openmpi", "mpich") or NULL: by the launcher's variables; comm: an MPI_Comm of handle_size bytes, or NULL: the
- * world. Collective. The session's ctx may be NULL: report RA_NOMEM to ra_mpi_agree then. */
+/* `implementation` ("openmpi", "mpich") or NULL: by the launcher's variables; comm: an MPI_Comm of handle_size bytes, or NULL:
+ * the world. Collective. The session's ctx may be NULL: report RA_NOMEM to ra_mpi_agree then. */
 ra_status ra_mpi_open(const char *implementation, const void *comm, size_t handle_size, double start_timeout,
                       ra_mpi_session *session);
 /* Must follow ra_mpi_open, with what came of it here; RA_OK only if every rank says so. Collective. */

@@ -1,15 +1,15 @@
 /* Ranks that are threads of one process, and `self`, which is the same with one rank.
  *
- * A hub is shared by its ranks. For each (receiver, sender) pair it keeps two queues: sends that wait for a receive, and receives
- * that wait for a send. Whoever posts the second half of a match copies, straight from the sender's buffer to the receiver's,
- * outside the lock:
+ * A hub is shared by its ranks. For each (receiver, sender) pair it keeps two queues: sends that wait for a receive, and
+ * receives that wait for a send. Whoever posts the second half of a match copies, straight from the sender's buffer to the
+ * receiver's, outside the lock:
  *
  *     waiting --match--> copying --memcpy done--> done        (lock taken for each arrow, not for the copy)
  *        |
  *        +-- cancelled, or its peer is gone: the request ends
  *
- * Messages up to EAGER bytes are copied when they are sent and belong to the hub from then on, so that a rank may say its last word
- * and leave. A rank that is destroyed or aborts is `gone`: requests that wait for it fail instead of waiting. */
+ * Messages up to EAGER bytes are copied when they are sent and belong to the hub from then on, so that a rank may say its last
+ * word and leave. A rank that is destroyed or aborts is `gone`: requests that wait for it fail instead of waiting. */
 #include <errno.h>
 #include <pthread.h>
 #include <string.h>
@@ -96,7 +96,14 @@ static request *new_request(int owner, int peer, uint64_t tag, bool receiving, b
     int64_t size = (int64_t)sizeof(request) + (buffered ? (int64_t)bytes : 0);
     request *r = ra_alloc(size);
     if (!r) return NULL;
-    *r = (request){.owner = owner, .peer = peer, .tag = tag, .receiving = receiving, .buffered = buffered, .buf = buf, .bytes = bytes, .size = size};
+    *r = (request){.owner = owner,
+                   .peer = peer,
+                   .tag = tag,
+                   .receiving = receiving,
+                   .buffered = buffered,
+                   .buf = buf,
+                   .bytes = bytes,
+                   .size = size};
     if (buffered) {
         r->buf = (char *)(r + 1);
         if (bytes > 0) memcpy(r->buf, buf, bytes);

@@ -2,7 +2,8 @@
 
     driver.py WHAT IMPLEMENTATION      WHAT is one of the functions below; IMPLEMENTATION is openmpi or mpich
 
-Environment: MPIRUN (the launcher), MPI_RANK and MPI_OWN (the programs), RINGATTN (the command line), RINGATTN_MODULE_PATH, RINGATTN_LONG=1 for the whole matrix.
+Environment: MPIRUN (the launcher), MPI_RANK and MPI_OWN (the programs), RINGATTN (the command line), RINGATTN_MODULE_PATH, and
+RINGATTN_LONG=1 for the whole matrix.
 Exit status 0: all as it should be; 1: not; 77: skipped, with the reason on stdout.
 """
 
@@ -42,8 +43,8 @@ class Job:
             command += ["-disable-auto-cleanup"]
         command += [*launcher, "-n", str(ranks)]
         if IMPLEMENTATION == "mpich" and (kill or "kill" in arguments):
-            # Hydra 4.0 kills the survivors of a rank that a signal has ended, now and then in spite of -disable-auto-cleanup. A shell
-            # in between turns the signal into an exit status.
+            # Hydra 4.0 kills the survivors of a rank that a signal has ended, now and then in spite of -disable-auto-cleanup.
+            # A shell in between turns the signal into an exit status.
             command += ["sh", "-c", 'trap "" USR1; "$@"; exit $?', "sh"]
         command += [program or os.environ["MPI_RANK"], *map(str, arguments)]
         self.started = time.monotonic()
@@ -56,6 +57,12 @@ class Job:
             return json.loads(pathlib.Path(f"{self.result}.{rank}").read_text())
         except FileNotFoundError:
             return None
+
+    def wait_for_reports(self, until):
+        while any(self.report(rank) is None for rank in range(self.ranks)):
+            if time.monotonic() > until or self.process.poll() is not None:
+                return
+            time.sleep(0.01)
 
     def finish(self, waited_for=None, limit=60.0):
         """Waits for the ranks that should report, ends whatever is left, and returns the reports by rank."""
@@ -115,7 +122,8 @@ def messages(directory):
 def attention(directory):
     cases = 1000 if LONG else 60
     for ranks in (2, 3, 4, 7):
-        print(f"{ranks} ranks: {note(all_well(Job(directory, ranks, 'attention', cases), limit=600))}, the same bits as over threads")
+        done = note(all_well(Job(directory, ranks, "attention", cases), limit=600))
+        print(f"{ranks} ranks: {done}, the same bits as over threads")
 
 
 def own(directory):
@@ -143,7 +151,7 @@ def judge(job, victim, how):
             fail(job, f"rank {rank} reports {report}")
         if "step " not in report["sentence"] or not any(phase in report["sentence"] for phase in ("forward", "backward")):
             fail(job, f"rank {rank} does not name step and phase: {report}")
-        if report["seconds"] > job.timeout + 1 + 0.5:  # half a second for the work before the fault, on two cores for many ranks
+        if report["seconds"] > job.timeout + 1 + 0.5:  # half a second for the work before the fault, many ranks on two cores
             fail(job, f"rank {rank} returned only after {report['seconds']} s")
     return len({reports[rank]["sentence"] for rank in survivors}) == 1
 
@@ -162,15 +170,15 @@ def faults(directory):
         for job, victim, how in jobs:
             alike += judge(job, victim, how)
             counts[how] = counts.get(how, 0) + 1
-    print(f"{len(matrix)} jobs ({', '.join(f'{count} {how}' for how, count in counts.items())}): no survivor hangs, all name the "
-          f"right rank; in {alike} of them with the very same sentence")
+    kinds = ", ".join(f"{count} {how}" for how, count in counts.items())
+    print(f"{len(matrix)} jobs ({kinds}): no survivor hangs, all name the right rank; in {alike} with the very same sentence")
 
 
 def alarms(directory):
-    """No false alarm: a rank that does nothing at all for 0.8 of the timeout, and one that computes for ten times the timeout."""
+    """No false alarm: a rank that does nothing at all for 0.8 of the timeout, one that computes for ten times the timeout."""
     rounds = 50 if LONG else 6
-    print(f"{note(all_well(Job(directory, 3, 'pause', 0.8, rounds, timeout=1.0), limit=300))} with one rank paused for 0.8 of the "
-          "timeout: no alarm")
+    done = note(all_well(Job(directory, 3, "pause", 0.8, rounds, timeout=1.0), limit=300))
+    print(f"{done} with one rank paused for 0.8 of the timeout: no alarm")
     all_well(Job(directory, 3, "busy", 4.0, timeout=0.4))
     print("a step of ten times the timeout: no alarm")
     all_well(Job(directory, 3, "late", 2.5, timeout=0.5))
@@ -178,8 +186,8 @@ def alarms(directory):
 
 
 def nomem(directory):
-    print(f"{note(all_well(Job(directory, 2, 'nomem'), limit=300))} to open a communicator for want of memory: known on all ranks, "
-          "nothing leaked")
+    done = note(all_well(Job(directory, 2, "nomem"), limit=300))
+    print(f"{done} to open a communicator for want of memory: known on all ranks, nothing leaked")
 
 
 def big(directory):
@@ -206,7 +214,9 @@ def ranks_of(program, directory):
     found = {}
     for entry in pathlib.Path("/proc").glob("[0-9]*"):
         try:
-            if os.readlink(entry / "exe") != os.path.realpath(program) or os.readlink(entry / "cwd") != os.path.realpath(directory):
+            if os.readlink(entry / "exe") != os.path.realpath(program):
+                continue
+            if os.readlink(entry / "cwd") != os.path.realpath(directory):
                 continue
             for variable in (entry / "environ").read_bytes().split(b"\0"):
                 name, _, value = variable.partition(b"=")
@@ -218,7 +228,7 @@ def ranks_of(program, directory):
 
 
 def command(directory):
-    """The command line in the middle of a long step, when a rank is killed: the others leave it at that. (More: tests/cli_mpi.py.)"""
+    """The command line in the middle of a long step, when a rank is killed: the others leave it at that."""
     program = os.environ["RINGATTN"]
     os.chdir(directory)
     for seed, name in enumerate(("q", "k", "v")):
@@ -250,7 +260,7 @@ def command(directory):
 
 
 class Hosts:
-    """Hosts of their own address on this machine: network namespaces, each with one leg on a bridge in a namespace of its own."""
+    """Hosts of their own address on this machine: network namespaces, each with one leg on a bridge in another one."""
 
     def __init__(self, directory, count):
         self.names = [f"ra{os.getpid()}-{chr(ord('a') + i)}" for i in range(count)]
@@ -304,23 +314,23 @@ class Hosts:
             for name in ("RESULT", "TIMEOUT", "RINGATTN_MODULE_PATH"):
                 launcher += ["-x", name]
         else:
-            launcher = ["-launcher", "ssh", "-launcher-exec", str(self.agent), "-iface", "eth0", "-hosts", ",".join(self.addresses)]
+            launcher = ["-launcher", "ssh", "-launcher-exec", str(self.agent), "-iface", "eth0",
+                        "-hosts", ",".join(self.addresses)]
             os.environ.update(UCX_TLS="tcp,self", UCX_NET_DEVICES="eth0")
         first = self.names[0]
-        return Job(directory, len(self.names), *arguments, launcher=launcher,
-                   prefix=["ip", "netns", "exec", first, "unshare", "-u", "sh", "-c", 'hostname "$0"; exec "$@"', first], **options)
+        prefix = ["ip", "netns", "exec", first, "unshare", "-u", "sh", "-c", 'hostname "$0"; exec "$@"', first]
+        return Job(directory, len(self.names), *arguments, launcher=launcher, prefix=prefix, **options)
 
 
 def hosts(directory):
     """Three hosts over TCP: the ring works; and when one host's cable is pulled, the two others name its rank."""
     with Hosts(directory, 3) as net:
         job = net.job(directory, "ring", 20, timeout=5.0)
-        # Debian's MPICH 4.0.2 hangs in MPI_Finalize over UCX's TCP, also when ringattn is not there at all: its end is not awaited.
+        # Debian's MPICH 4.0.2 hangs in MPI_Finalize over UCX's TCP, with or without ringattn: its end is not awaited.
         if IMPLEMENTATION == "openmpi":
             all_well(job)
         else:
-            while any(job.report(rank) is None for rank in range(3)) and time.monotonic() < job.started + 60 and job.process.poll() is None:
-                time.sleep(0.01)
+            job.wait_for_reports(job.started + 60)
             job.end_stopped(range(3))
             for rank, report in job.finish(limit=0.0).items():
                 if report is None or report["status"] != "RA_OK":
@@ -334,8 +344,7 @@ def hosts(directory):
         time.sleep(0.7)
         net.cut(2)
         cut_at = time.monotonic()
-        while any(job.report(rank) is None for rank in range(3)) and time.monotonic() < cut_at + 10 and job.process.poll() is None:
-            time.sleep(0.01)
+        job.wait_for_reports(cut_at + 10)
         seconds = time.monotonic() - cut_at
         job.end_stopped(range(3))
         reports = job.finish(limit=0.0)

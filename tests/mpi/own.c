@@ -1,5 +1,5 @@
-/* A program that uses MPI itself, with the thread level of its first argument: ranks of a part of the world form a ring on their own
- * communicator, between MPI calls of the program; more than once; and MPI is finalized by the program. */
+/* A program that uses MPI itself, with the thread level of its first argument: ranks of a part of the world form a ring on
+ * their own communicator, between MPI calls of the program; more than once; and MPI is finalized by the program. */
 #include <math.h>
 #include <mpi.h>
 #include <stdio.h>
@@ -13,7 +13,7 @@ static int world_rank;
 #define CHECK(condition)                                                                                                       \
     do {                                                                                                                       \
         if (!(condition)) {                                                                                                    \
-            fprintf(stderr, "rank %d, line %d: %s fails (%s)\n", world_rank, __LINE__, #condition, ra_last_error());             \
+            fprintf(stderr, "rank %d, line %d: %s fails (%s)\n", world_rank, __LINE__, #condition, ra_last_error());           \
             MPI_Abort(MPI_COMM_WORLD, 1);                                                                                      \
         }                                                                                                                      \
     } while (0)
@@ -38,8 +38,10 @@ static void mean_of_positions(ra_comm *comm) {
         v[i] = (float)(rows.rows[0].start + i / D * rows.rows[0].step);
     }
     CHECK(ra_plan_create(comm, &desc, &plan) == RA_OK);
-    ra_forward_args args = {.q = ra_tensor_bnhd(q, rows.count, 1, D), .k = ra_tensor_bnhd(k, rows.count, 1, D),
-                            .v = ra_tensor_bnhd(v, rows.count, 1, D), .out = ra_tensor_bnhd(out, rows.count, 1, D)};
+    ra_forward_args args = {.q = ra_tensor_bnhd(q, rows.count, 1, D),
+                            .k = ra_tensor_bnhd(k, rows.count, 1, D),
+                            .v = ra_tensor_bnhd(v, rows.count, 1, D),
+                            .out = ra_tensor_bnhd(out, rows.count, 1, D)};
     CHECK(ra_forward(plan, &args) == RA_OK);
     for (int64_t i = 0; i < rows.count * D; i++) CHECK(fabsf(out[i] - (N - 1) / 2.0f) < 1e-3f);
     ra_plan_destroy(plan);

