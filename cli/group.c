@@ -55,7 +55,7 @@ void group_end(ra_status status, int code, bool quiet) {
         return;
     }
     if (world) ra_comm_abort(world, status, ra_last_error());
-    if (quiet) nanosleep(&(struct timespec){1, 0}, NULL);
+    if (quiet) nanosleep(&(struct timespec){5, 0}, NULL); /* the launcher ends this as soon as the other rank has left */
     if (world) _exit(code); /* MPI is not finalized now: that could wait for a rank that is gone */
 }
 

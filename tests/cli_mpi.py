@@ -103,6 +103,18 @@ class UnderALauncher(kit.Case):
             self.assertEqual(done.returncode, 0, done.stderr)
             os.unlink(self.path("out.npy"))
 
+    def ranks_of(self, name):
+        """The processes that run on this file: those that this test started."""
+        found = subprocess.run(["pgrep", "-f", f"{kit.RINGATTN} run --q {name}"], capture_output=True, text=True).stdout.split()
+        mine = []
+        for pid in found:
+            try:
+                if os.readlink(f"/proc/{pid}/exe") == os.path.realpath(kit.RINGATTN):
+                    mine.append(int(pid))
+            except OSError:  # it has ended meanwhile
+                pass
+        return mine
+
     def test_after_a_rank_is_killed_nothing_appears_under_the_outputs_name(self):
         big = np.zeros((1, 40000, 2, 64), np.float32)
         self.save("big.npy", big)
@@ -117,10 +129,10 @@ class UnderALauncher(kit.Case):
             deadline = time.monotonic() + 60
             while self.files() == before and time.monotonic() < deadline and process.poll() is None:
                 time.sleep(0.02)
-            time.sleep(0.5)
-            victims = subprocess.run(["pgrep", "-f", f"{kit.RINGATTN} run --q {name}"], capture_output=True,
-                                     text=True).stdout.split()
-            victims = [int(p) for p in victims if os.readlink(f"/proc/{p}/exe") == os.path.realpath(kit.RINGATTN)]
+            victims = []
+            while len(victims) < 2 and time.monotonic() < deadline and process.poll() is None:
+                time.sleep(0.2)
+                victims = self.ranks_of(name)
             self.assertEqual(len(victims), 2, "both ranks run")
             os.kill(max(victims), signal.SIGKILL)
             process.communicate(timeout=60)
