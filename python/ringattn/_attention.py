@@ -216,15 +216,17 @@ def _view(name: str, array: np.ndarray, size: int) -> Tensor:
         )
     if (batch | row | head) % size:
         raise ValueError(f"{name} has strides {array.strides}, which are no multiples of its {size}-byte elements")
-    return array.__array_interface__["data"][0], batch // size, row // size, head // size
+    return _address(array), batch // size, row // size, head // size
 
 
-def _address(fresh: np.ndarray) -> int:
-    """The address of a new array; three times as quick as its __array_interface__."""
-    try:
-        return ctypes.addressof(ctypes.c_char.from_buffer(fresh))  # type: ignore[arg-type]
-    except ValueError:  # empty, or of a type that buffers have no name for
-        return fresh.ctypes.data
+def _address(array: np.ndarray) -> int:
+    """Where an array's elements begin; by its buffer where it has a plain one, three times as quick as __array_interface__."""
+    if array.flags.carray:
+        try:
+            return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
+        except ValueError:  # empty, or of a type that buffers have no name for
+            pass
+    return array.__array_interface__["data"][0]
 
 
 def _numpy_seed(seed: Any) -> int:
