@@ -18,6 +18,7 @@ struct ra_comm {
     ra_pool *pool, *device_pool; /* the second is made by the first plan on a device */
     ra_workers *workers; /* made by the first plan, made anew when another number is asked for */
     uint64_t *sent, *received; /* messages to and from each rank so far: the next tags */
+    bool merging;              /* the latest plan that all ranks agreed on has replicated queries: the next may agree while merging */
     ra_plan *plans;            /* cached, latest used first */
     int64_t plan_count;
     int64_t cache_hits, cache_misses;

@@ -186,16 +186,18 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     /* Every rank takes part in the agreement whatever became of its own plan, so that nobody waits for one that failed. */
     ra_plan *made = NULL;
     if (status == RA_OK) status = find_or_make(comm, desc, key, length, shared, &made);
-    if (config.placement == RA_REPLICATED) { /* the agreement rides on the merge; only a failure must be told now */
-        if (status != RA_OK && ra_comm_size(comm) > 1) ra_link_abort(comm->link, status, ra_last_error());
-    } else if (ra_comm_size(comm) > 1 && !comm->solo.make_row) {
+    bool alone = ra_comm_size(comm) == 1 || comm->solo.make_row;
+    if (status == RA_OK && !alone) ra_link_set_checksum(comm->link, config.checksum);
+    if (config.placement == RA_REPLICATED && comm->merging) { /* the agreement rides on the merge; only a failure must be told now */
+        if (status != RA_OK && !alone) ra_link_abort(comm->link, status, ra_last_error());
+    } else if (!alone) {
         if (status == RA_OK) {
-            ra_link_set_checksum(comm->link, config.checksum);
             /* What was chosen takes the place of this rank's own affairs. */
             shared += snprintf(key + shared, (size_t)(length - shared), "chosen schedule=%d\nchosen bucket=%" PRId64 "\n",
                                (int)made->schedule, made->route.bucket);
         }
         status = ra_agree(comm, status, status == RA_OK ? key : "", status == RA_OK ? shared : 0);
+        comm->merging = status == RA_OK && config.placement == RA_REPLICATED;
     }
     ra_arena_free(&arena);
     if (status != RA_OK) {
