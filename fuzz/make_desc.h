@@ -55,8 +55,8 @@ static inline void make_desc(bytes *b, bool wild, int64_t longest, made_desc *ma
     desc->dilate_queries = take(b, 1) & 1;
     desc->causal = take(b, 1) & 1;
     if (take(b, 1) & 1) {
-        desc->window_left = number(b, wild, 100) - 1;
-        desc->window_right = number(b, wild, 100) - 1;
+        desc->window_left = (int64_t)((uint64_t)number(b, wild, 100) - 1);
+        desc->window_right = (int64_t)((uint64_t)number(b, wild, 100) - 1);
     }
     if ((take(b, 1) & 1) && desc->batch >= 0 && desc->batch <= 4) {
         for (int i = 0; i < 8; i++) made->ranges[i] = number(b, wild, longest);
