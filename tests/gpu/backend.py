@@ -312,6 +312,6 @@ def reference(q, k, v, desc, rows=None):
                 o[touched] = math.nan
             out[bi, :, hi] = o
             lse[bi, :, hi] = (top + torch.log(denominator)).squeeze(1)
-            finite = torch.where(torch.stack(masks).any(0), (scale * qq.abs() @ kk.abs().T), 0.0)
+            finite = torch.where(torch.stack(masks).any(0), (abs(scale) * qq.abs() @ kk.abs().T), 0.0)
             m_lse = max(m_lse, torch.nan_to_num(finite, 0.0).max().item())
     return out, lse, m_out, m_lse

@@ -79,7 +79,7 @@ class Forward(unittest.TestCase):
         if error.numel():
             self.assertLessEqual(error.abs().max().item(), slack * LSE_BOUND[q.dtype] * m_lse)
 
-    def case(self, b, nq, nk, h, hk, d, desc, dtype=BF16, state=False, poison=False, path=None):
+    def case(self, b, nq, nk, h, hk, d, desc, dtype=BF16, state=False, poison=False, path=None, slack=1.0):
         with self.subTest(b=b, nq=nq, nk=nk, h=h, hk=hk, d=d, dtype=dtype, state=state, **desc.text()):
             q, k, v = draw(b, nq, h, d, dtype), draw(b, nk, hk, d, dtype), draw(b, nk, hk, d, dtype)
             if poison:
@@ -88,7 +88,7 @@ class Forward(unittest.TestCase):
             out, lse = self.forward(q, k, v, desc, state)
             if path:
                 self.assertEqual(backend.path, path)
-            self.hold(q, k, v, desc, out, lse)
+            self.hold(q, k, v, desc, out, lse, slack=slack)
 
     # ------------------------------------------------------------------------------------------------ sizes and types
 
@@ -199,12 +199,12 @@ class Forward(unittest.TestCase):
             out, lse = self.forward(q, k, v, Desc(causal=True))
             count = torch.arange(1, 601, device="cuda", dtype=torch.float64)[None, :, None]
             self.assertLess((lse.double() - count.log()).abs().max().item(), 2e-6 * 7)
-            self.assertTrue((out == 1).all())
+            self.assertLess((out.double() - 1).abs().max().item(), 2e-7)
 
     def test_any_scale_runs(self):
         for scale in (-0.3, 0.0, 1.0):
             for dtype in (BF16, F32):
-                self.case(1, 200, 300, 2, 1, 64, Desc(causal=True, scale=scale), dtype)
+                self.case(1, 200, 300, 2, 1, 64, Desc(causal=True, scale=scale), dtype, slack=4.0)  # scores of tens
 
     def test_the_same_call_twice_gives_the_same_bits(self):
         for dtype in (BF16, F32):

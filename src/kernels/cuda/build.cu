@@ -93,7 +93,6 @@ void start_job(const ra_forward_step *step, Job *job, int64_t batch_first, int64
     job->single = step->single;
     job->last_first = p->right != RA_NO_LIMIT && p->left == RA_NO_LIMIT;
     job->fill_holes = false;
-    job->vectors = step->single && p->dtype != RA_F32 && aligned(step->out, 2, 16) && p->head_dim % 8 == 0;
     job->scale = (float)p->scale;
     job->scale_log2 = (float)(p->scale * 1.4426950408889634074);
     job->left = p->left;

@@ -8,10 +8,6 @@
 
 namespace ra {
 
-#ifdef RA_TUNE
-const Variant *tuned_variant(int);
-#endif
-
 struct Device {
     int major, minor, processors;
 };
@@ -86,9 +82,6 @@ struct Way {
 };
 
 static const Variant *sm90_variant(int head_dim) {
-#ifdef RA_TUNE
-    if (const char *name = getenv("RA_TUNE_VARIANT")) return tuned_variant(atoi(name));
-#endif
     if (head_dim <= 64) return &sm90_d64;
     if (head_dim <= 96) return &sm90_d96;
     if (head_dim <= 128) return &sm90_d128;
@@ -184,7 +177,8 @@ static ra_status run(const ra_forward_step *step, const char **path, ra_cuda_err
 
     bool describable = true;
     const int64_t met = step->single ? rows_met(step, &describable) : 0;
-    const bool holes = step->single && met != p->rows_q * p->kv_heads, beside = holes && describable && way.tma && met > 0;
+    const bool holes = step->single && met != p->rows_q * p->kv_heads;
+    const bool beside = holes && describable && way.tma && met > 0;
     if (holes && !beside) status = launch_fill(step, error);
     for (int64_t b = 0; b < p->batch && status == RA_OK; b += way.batch)
         status = run_batch(step, way, device, b, ra_min(way.batch, p->batch - b), beside, &tma, error);

@@ -180,7 +180,8 @@ __global__ void __launch_bounds__(S::THREADS) forward_sm80(const __grid_constant
         if (__any_sync(~0u, masked) && __any_sync(~0u, doubt != 0.f)) {
             for (int a = first; a < min(first + 16, item.q.count); a++) recompute_row<T>(job, work, a);
         } else {
-            write_rows<T, D, Vectors>(job, work, o[t], base[t], l[t], first + lane / 4);
+            if (job.single) write_rows<T, D, Vectors>(job, work, o[t], base[t], l[t], first + lane / 4);
+            else fold_rows<D, Vectors>(job, work, o[t], base[t], l[t], first + lane / 4);
         }
     }
 }

@@ -1,16 +1,16 @@
 /* The forward kernel for Hopper.
  *
- * A persistent block holds one producer warpgroup and WGS consumer warpgroups of 64 query rows each. The producer's first warp
- * takes tiles, tells the consumers what they are, and keeps TMA loading q, k and v into swizzled shared memory; its other warps
- * fill the rows that no item meets. Consumers run, for key tile j, in this order:
+ * A persistent block holds one producer warpgroup and WGS consumer warpgroups of 64 query rows each. Of the producer's warps the
+ * first keeps TMA loading q, k and v into swizzled shared memory, the second takes tiles and tells the others what they are, and
+ * the rest fill the rows that no item meets. Consumers run, for key tile j, in this order:
  *
  *     S(j) = q k(j)^T      wgmma from shared memory, issued first
  *     O += P(j-1) v(j-1)   wgmma with P in registers, issued behind it
  *     softmax of S(j)      while the second product, and the other warpgroups' products, run
  *
- * Key tiles run from last to first, so the masked ones of a causal block come first. Weights are exp2(s*scale*log2 e - base): one
- * fused multiply-add before the exponential. Finding the largest score of each row would cost as much as the exponentials, and is
- * hardly ever needed: see Softmax.
+ * Key tiles run from last to first, so the masked ones of a causal block come first; tiles that only other warpgroups need are
+ * passed over. Weights are exp2(s*scale*log2 e - base): one fused multiply-add before the exponential. Finding the largest score of
+ * each row would cost as much as the exponentials, and is hardly ever needed: see Softmax.
  *
  *     shared memory: | q: WGS x panels x 64 rows | k: STAGES x panels x N rows | v: the same | barriers, two works |
  *     (a panel is 64 columns: rows of 128 bytes)
@@ -39,19 +39,29 @@ template <int D_, int N_, int WGS_, int STAGES_> struct Shape {
     static constexpr int ROWS = 64 * WGS, PANELS = (D + 63) / 64, THREADS = 128 * (WGS + 1);
     static constexpr int Q_BYTES = PANELS * 64 * 128, KV_BYTES = PANELS * N * 128;
     static constexpr int SHARED = WGS * Q_BYTES + 2 * STAGES * KV_BYTES;
-    static constexpr int PRODUCER_REGISTERS = 32, CONSUMER_REGISTERS = WGS == 2 ? 240 : 160;
+    /* Together no more than the launch's own, 65536 / THREADS rounded down to 8 each: what is missing would be waited for for ever. */
+    static constexpr int PRODUCER_REGISTERS = WGS == 2 ? 40 : 32, CONSUMER_REGISTERS = WGS == 2 ? 232 : 160;
+    static_assert(PRODUCER_REGISTERS + WGS * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * (WGS + 1), "more registers than a block has");
 };
 
-template <int WGS, int STAGES> struct Barriers {
-    uint64_t q_full[WGS], q_empty[WGS];
-    uint64_t k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+/* A tile as a consumer warp sees it. */
+struct Share {
+    int tiles;            /* key tiles of the block: the first `above` and the last `below` are for other warpgroups, */
+    int above, below;     /* and what is left is computed here */
+    int key;              /* of the first tile computed */
+    int2 range[16];       /* keys [x, y) of each of the warp's rows */
+};
+
+template <class S> struct Barriers {
+    uint64_t q_full[S::WGS], q_empty[S::WGS];
+    uint64_t k_full[S::STAGES], k_empty[S::STAGES], v_full[S::STAGES], v_empty[S::STAGES];
     uint64_t work_full[2], work_empty[2];
     Work work[2];
-    int32_t place[3][3]; /* the producer's coordinates 2 .. 4 of q, k, v */
-    int2 range[WGS * 64]; /* the consumers' keys [x, y) of each row */
+    int32_t place[2][3][3]; /* of each work, coordinates 2 .. 4 of q, k, v */
+    Share share[4 * S::WGS];
 };
 
-template <class S> constexpr int shared_bytes() { return S::SHARED + (int)sizeof(Barriers<S::WGS, S::STAGES>); }
+template <class S> constexpr int shared_bytes() { return S::SHARED + (int)sizeof(Barriers<S>); }
 
 /* Tells the compiler that a value is the same in all lanes. */
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
@@ -60,27 +70,20 @@ __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 template <int SLOTS> __device__ __forceinline__ int slot_of(uint32_t t) { return (int)(t % SLOTS); }
 template <int SLOTS> __device__ __forceinline__ uint32_t parity_of(uint32_t t) { return t / SLOTS & 1; }
 
-template <class S>
-__device__ __forceinline__ void produce(const TmaJob &tma, unsigned char *q, unsigned char *k, unsigned char *v,
-                                        Barriers<S::WGS, S::STAGES> &bars) {
+/* Takes tiles and says what they are, one tile ahead of the consumers. By one thread. */
+template <class S> __device__ __forceinline__ void deal_tiles(const TmaJob &tma, Barriers<S> &bars) {
     const Job &job = tma.job;
-    uint32_t turn = 0, works = 0, q_turn = 0; /* k and v tiles, tiles, tiles with keys */
-    for (uint32_t tile = blockIdx.x;; works++) {
+    uint32_t tile = blockIdx.x;
+    for (uint32_t works = 0;; works++) {
         const int slot = slot_of<2>(works);
-        Work &work = bars.work[slot];
         mbarrier_wait(&bars.work_empty[slot], parity_of<2>(works) ^ 1);
         if (tile >= job.tiles) {
-            work.item = -1;
+            bars.work[slot].item = -1;
             mbarrier_arrive(&bars.work_full[slot]);
             return;
         }
+        Work &work = bars.work[slot];
         find_work(job, tile, S::ROWS, S::N, &work);
-        mbarrier_arrive(&bars.work_full[slot]);
-        tile = job.counter ? atomicAdd(job.counter, 1u) + gridDim.x : tile + gridDim.x;
-
-        int j = work.key_tiles - 1;
-        if (j < 0) continue;
-        const CUtensorMap *maps = tma.maps[work.item];
 #pragma unroll 1
         for (int t = 0; t < 3; t++)
 #pragma unroll 1
@@ -88,36 +91,56 @@ __device__ __forceinline__ void produce(const TmaJob &tma, unsigned char *q, uns
                 int at = 0;
 #pragma unroll
                 for (int i = 0; i < INDEXES; i++) at += tma.places[work.item][t].at[c][i] * work.at[i];
-                bars.place[t][c] = at;
+                bars.place[slot][t][c] = at;
             }
-        auto load = [&](unsigned char *to, uint64_t *full, uint64_t *empty, int t, uint32_t n, int c) {
-            const int stage = slot_of<S::STAGES>(n);
-            mbarrier_wait(&empty[stage], parity_of<S::STAGES>(n) ^ 1);
-            mbarrier_expect(&full[stage], S::KV_BYTES);
+        mbarrier_arrive(&bars.work_full[slot]);
+        tile = job.counter ? atomicAdd(job.counter, 1u) + gridDim.x : tile + gridDim.x;
+    }
+}
+
+/* Loads what the tiles need, as far ahead as there is room. By one thread. */
+template <class S>
+__device__ __forceinline__ void load_tiles(const TmaJob &tma, unsigned char *q, unsigned char *k, unsigned char *v, Barriers<S> &bars) {
+    uint32_t turn = 0, q_turn = 0; /* k and v tiles, tiles with keys */
+    for (uint32_t works = 0;; works++) {
+        const int slot = slot_of<2>(works);
+        const Work &work = bars.work[slot];
+        mbarrier_wait(&bars.work_full[slot], parity_of<2>(works));
+        if (work.item < 0) return;
+        int j = work.key_tiles - 1;
+        if (j >= 0) {
+            const CUtensorMap *maps = tma.maps[work.item];
+            const int32_t(*place)[3] = bars.place[slot];
+            auto load = [&](unsigned char *to, uint64_t *full, uint64_t *empty, int t, uint32_t n, int c) {
+                const int stage = slot_of<S::STAGES>(n);
+                mbarrier_wait(&empty[stage], parity_of<S::STAGES>(n) ^ 1);
+                mbarrier_expect(&full[stage], S::KV_BYTES);
 #pragma unroll
-            for (int p = 0; p < S::PANELS; p++)
-                tma_load(to + stage * S::KV_BYTES + p * (S::N * 128), &maps[t], &full[stage], p * 64, c, bars.place[t][0],
-                         bars.place[t][1], bars.place[t][2]);
-        };
-        int key = work.key_first + j * S::N;
-        load(k, bars.k_full, bars.k_empty, 1, turn, key);
+                for (int p = 0; p < S::PANELS; p++)
+                    tma_load(to + stage * S::KV_BYTES + p * (S::N * 128), &maps[t], &full[stage], p * 64, c, place[t][0], place[t][1],
+                             place[t][2]);
+            };
+            int key = work.key_first + j * S::N;
+            load(k, bars.k_full, bars.k_empty, 1, turn, key);
 #pragma unroll 1
-        for (int w = 0; w < S::WGS; w++) {
-            mbarrier_wait(&bars.q_empty[w], parity_of<1>(q_turn) ^ 1);
-            mbarrier_expect(&bars.q_full[w], S::Q_BYTES);
+            for (int w = 0; w < S::WGS; w++) {
+                mbarrier_wait(&bars.q_empty[w], parity_of<1>(q_turn) ^ 1);
+                mbarrier_expect(&bars.q_full[w], S::Q_BYTES);
 #pragma unroll
-            for (int p = 0; p < S::PANELS; p++)
-                tma_load(q + w * S::Q_BYTES + p * (64 * 128), &maps[0], &bars.q_full[w], p * 64, work.row + w * 64,
-                         bars.place[0][0], bars.place[0][1], bars.place[0][2]);
-        }
-        q_turn++;
+                for (int p = 0; p < S::PANELS; p++)
+                    tma_load(q + w * S::Q_BYTES + p * (64 * 128), &maps[0], &bars.q_full[w], p * 64, work.row + w * 64, place[0][0],
+                             place[0][1], place[0][2]);
+            }
+            q_turn++;
 #pragma unroll 1
-        for (; j > 0; j--, key -= S::N, turn++) {
-            load(k, bars.k_full, bars.k_empty, 1, turn + 1, key - S::N);
+            for (; j > 0; j--, key -= S::N, turn++) {
+                load(k, bars.k_full, bars.k_empty, 1, turn + 1, key - S::N);
+                load(v, bars.v_full, bars.v_empty, 2, turn, key);
+            }
             load(v, bars.v_full, bars.v_empty, 2, turn, key);
+            turn++;
         }
-        load(v, bars.v_full, bars.v_empty, 2, turn, key);
-        turn++;
+        mbarrier_arrive(&bars.work_empty[slot]);
     }
 }
 
@@ -136,9 +159,15 @@ template <int N> struct Softmax {
         bool moved = false;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float top = s[2 * r];
+            float tops[4]; /* four chains: one would wait for itself */
 #pragma unroll
-            for (int i = 0; i < N / 2; i += 4) top = fmaxf(top, fmaxf(s[i + 2 * r], s[i + 2 * r + 1]));
+            for (int i = 0; i < 4; i++) tops[i] = s[4 * (i / 2) + 2 * r + i % 2];
+#pragma unroll
+            for (int i = 8; i < N / 2; i += 4) {
+                tops[i / 4 % 2 * 2] = fmaxf(tops[i / 4 % 2 * 2], s[i + 2 * r]);
+                tops[i / 4 % 2 * 2 + 1] = fmaxf(tops[i / 4 % 2 * 2 + 1], s[i + 2 * r + 1]);
+            }
+            float top = fmaxf(fmaxf(tops[0], tops[1]), fmaxf(tops[2], tops[3]));
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
             top = fmaxf(top, __shfl_xor_sync(~0u, top, 2)) * scale_log2;
             shrink[r] = 1.f;
@@ -172,11 +201,14 @@ template <int N> struct Softmax {
 
     __device__ __forceinline__ void weigh_anyway(float (&s)[N / 2], float scale_log2) {
         const float bias[2] = {base[0] == -INFINITY ? 0.f : -base[0], base[1] == -INFINITY ? 0.f : -base[1]};
+        float sum[4] = {0.f, 0.f, 0.f, 0.f};
 #pragma unroll
         for (int i = 0; i < N / 2; i++) {
             s[i] = exp2_fast(fmaf(s[i], scale_log2, bias[i / 2 & 1]));
-            l[i / 2 & 1] += s[i];
+            sum[i & 3] += s[i];
         }
+        l[0] += sum[0] + sum[1];
+        l[1] += sum[2] + sum[3];
     }
 };
 
@@ -200,166 +232,208 @@ template <typename T, int D, int N> __device__ __noinline__ void rescore(float *
     }
 }
 
-/* Keys outside [lo, hi) get weight zero. lo and hi count from this thread's first column of the tile. */
-template <int N> __device__ __forceinline__ void mask_tile(float (&s)[N / 2], const int (&lo)[2], const int (&hi)[2]) {
+/* Keys before lo, or from hi on, get weight zero. Both count from this thread's first column of the tile. */
+template <int N> __device__ __forceinline__ void mask_below(float (&s)[N / 2], int lo0, int lo1) {
 #pragma unroll
-    for (int i = 0; i < N / 2; i++) {
-        const int column = i / 4 * 8 + (i & 1), r = i / 2 & 1;
-        if (column < lo[r] || column >= hi[r]) s[i] = -INFINITY;
-    }
+    for (int i = 0; i < N / 2; i++)
+        if (i / 4 * 8 + (i & 1) < (i & 2 ? lo1 : lo0)) s[i] = -INFINITY;
+}
+template <int N> __device__ __forceinline__ void mask_above(float (&s)[N / 2], int hi0, int hi1) {
+#pragma unroll
+    for (int i = 0; i < N / 2; i++)
+        if (i / 4 * 8 + (i & 1) >= (i & 2 ? hi1 : hi0)) s[i] = -INFINITY;
 }
 
 template <typename T, class S>
-__device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsigned char *k, unsigned char *v,
-                                        Barriers<S::WGS, S::STAGES> &bars) {
+__device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsigned char *k, unsigned char *v, Barriers<S> &bars) {
     constexpr int D = S::D, N = S::N, STAGES = S::STAGES;
     const int wg = uniform((int)threadIdx.x / 128) - 1, lane = threadIdx.x & 31;
     const int thread_row = wg * 64 + (int)(threadIdx.x / 32 & 3) * 16 + lane / 4;
     const uint32_t q_desc = wgmma_descriptor(q + wg * S::Q_BYTES, 0);
     const uint32_t k_desc = wgmma_descriptor(k, 0), v_desc = wgmma_descriptor(v, N * 128);
     const float scale_log2 = job.scale_log2;
-    uint32_t turn = 0, q_turn = 0;
+    Share &share = bars.share[thread_row / 16];
+    uint32_t turn = 0, q_turn = 0; /* k and v tiles, tiles with keys */
+    float o[D / 2], s[N / 2];
+    uint32_t p[N / 4];
 
-    for (uint32_t works = 0;; works++) {
-        const int slot = slot_of<2>(works);
-        mbarrier_wait(&bars.work_full[slot], parity_of<2>(works));
-        const Work &work = bars.work[slot];
-        if (uniform(work.item) < 0) return;
-        int2 *range = &bars.range[thread_row - lane / 4]; /* of this warp's 16 rows */
-        if (lane < 16) {
-            int a = min(work.row + thread_row - lane / 4 + lane, job.items[work.item].q.count - 1);
-            row_interval(job, work, a, &range[lane].x, &range[lane].y);
+    auto release = [&](uint64_t *bar) {
+        if (lane == 0) mbarrier_arrive(bar);
+    };
+    /* Waits for the next tile and finds this warp's share in it. Returns the key tiles to compute; -1: no more tiles. */
+    auto open = [&](uint32_t works) {
+        mbarrier_wait(&bars.work_full[slot_of<2>(works)], parity_of<2>(works));
+        const Work &work = bars.work[slot_of<2>(works)];
+        if (uniform(work.item) < 0) return -1;
+        const int first = work.row + wg * 64, last = work.rows - 1;
+        int lo, hi, unused;
+        row_interval(job, work, min(work.row + thread_row - lane / 4 + (lane & 15), last), &lo, &hi);
+        if (lane < 16) share.range[lane] = make_int2(lo, hi);
+        row_interval(job, work, min(first, last), &lo, &unused);
+        row_interval(job, work, min(first + 63, last), &unused, &hi);
+        const bool idle = first > last || hi <= lo; /* no row, or no key of any */
+        const int tiles = work.key_tiles, begin = idle ? 0 : (lo - work.key_first) / N;
+        const int end = idle ? 0 : min(tiles, (hi - work.key_first + N - 1) / N);
+        if (lane == 0) {
+            share.tiles = tiles;
+            share.above = tiles - end;
+            share.below = begin;
+            share.key = work.key_first + (end - 1) * N;
         }
         __syncwarp();
-        const int full_lo = uniform(range[15].x), full_hi = uniform(range[0].y); /* all 16 attend to these */
+        return uniform(end - begin);
+    };
+    auto pass_over = [&](int count) {
+#pragma unroll 1
+        for (; count > 0; count--, turn++) {
+            const int stage = slot_of<STAGES>(turn);
+            mbarrier_wait(&bars.k_full[stage], parity_of<STAGES>(turn));
+            release(&bars.k_empty[stage]);
+            mbarrier_wait(&bars.v_full[stage], parity_of<STAGES>(turn));
+            release(&bars.v_empty[stage]);
+        }
+    };
+    auto scores = [&](uint32_t t) {
+        mbarrier_wait(&bars.k_full[slot_of<STAGES>(t)], parity_of<STAGES>(t));
+        const uint32_t stage = k_desc + slot_of<STAGES>(t) * (S::KV_BYTES >> 4);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < D / 16; i++)
+            Wgmma<T, N>::ss(s, q_desc + (i / 4 * (64 * 128) + i % 4 * 32 >> 4), stage + (i / 4 * (N * 128) + i % 4 * 32 >> 4), i > 0);
+        wgmma_commit();
+    };
+    auto weigh = [&](uint32_t t) {
+        mbarrier_wait(&bars.v_full[slot_of<STAGES>(t)], parity_of<STAGES>(t));
+        const uint32_t stage = v_desc + slot_of<STAGES>(t) * (S::KV_BYTES >> 4);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < N / 16; i++)
+            Wgmma<T, D>::rs(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], stage + (i * 2048 >> 4));
+        wgmma_commit();
+    };
 
-        float o[D / 2];
+    uint32_t works = 0;
+    /* A tile without work for this warpgroup: what it asks of it is soon done. */
+    auto dismiss = [&] {
+        const Work &work = bars.work[slot_of<2>(works)];
+        pass_over(share.tiles);
+        if (share.tiles > 0) {
+            mbarrier_wait(&bars.q_full[wg], parity_of<1>(q_turn++));
+            release(&bars.q_empty[wg]);
+        }
+        if (job.single) write_nothing<T>(job, work, work.row + thread_row - lane / 4);
+        __syncwarp();
+        release(&bars.work_empty[slot_of<2>(works++)]);
+    };
+
+    int left = open(works);
+#pragma unroll 1
+    for (;;) {
+        if (left < 0) return;
+        if (left == 0) {
+            dismiss();
+            left = open(works);
+            continue;
+        }
+        pass_over(share.above);
+        mbarrier_wait(&bars.q_full[wg], parity_of<1>(q_turn++));
+        scores(turn);
+        const Work &work = bars.work[slot_of<2>(works)];
+        int key = uniform(share.key);
         Softmax<N> softmax;
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] = 0.f;
-        int j = uniform(work.key_tiles) - 1;
 
-        if (j >= 0) {
-            float s[N / 2];
-            uint32_t p[N / 4];
-            int key = uniform(work.key_first) + j * N;
-            auto scores = [&](uint32_t t) {
-                const uint32_t stage = k_desc + slot_of<STAGES>(t) * (S::KV_BYTES >> 4);
-                wgmma_fence();
+        auto mask = [&] { /* where not all rows attend to all keys */
+            const int c = key + lane % 4 * 2;
+            if (key + N > share.range[0].y) mask_above<N>(s, share.range[lane / 4].y - c, share.range[lane / 4 + 8].y - c);
+            if (key < share.range[15].x) mask_below<N>(s, share.range[lane / 4].x - c, share.range[lane / 4 + 8].x - c);
+        };
+        auto raise = [&] {
+            float shrink[2];
+            if (softmax.raise(s, scale_log2, shrink)) {
 #pragma unroll
-                for (int i = 0; i < D / 16; i++)
-                    Wgmma<T, N>::ss(s, q_desc + (i / 4 * (64 * 128) + i % 4 * 32 >> 4), stage + (i / 4 * (N * 128) + i % 4 * 32 >> 4),
-                                    i > 0);
-                wgmma_commit();
-            };
-            auto weigh = [&](uint32_t t) {
-                const uint32_t stage = v_desc + slot_of<STAGES>(t) * (S::KV_BYTES >> 4);
-                wgmma_fence();
+                for (int i = 0; i < D / 2; i++) o[i] *= shrink[i / 2 & 1];
+            }
+        };
+        auto convert = [&] {
+            if (job.drop_below) drop_tile<N>(job, work, s, work.row + thread_row, key);
 #pragma unroll
-                for (int i = 0; i < N / 16; i++)
-                    Wgmma<T, D>::rs(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], stage + (i * 2048 >> 4));
-                wgmma_commit();
-            };
-            auto mask = [&] {
-                if (key < full_lo || key + N > full_hi) {
-                    const int2 upper = range[lane / 4], lower = range[lane / 4 + 8];
-                    const int c = key + lane % 4 * 2, lo[2] = {upper.x - c, lower.x - c}, hi[2] = {upper.y - c, lower.y - c};
-                    mask_tile<N>(s, lo, hi);
-                }
-            };
-            auto drop = [&] {
-                if (job.drop_below) drop_tile<N>(job, work, s, work.row + thread_row, key);
-            };
-            auto convert = [&] {
-#pragma unroll
-                for (int i = 0; i < N / 4; i++) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
-            };
-            auto release = [&](uint64_t *bar) {
-                if (lane == 0) mbarrier_arrive(bar);
-            };
+            for (int i = 0; i < N / 4; i++) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+        };
 
-            auto raise = [&] {
-                float shrink[2];
-                if (softmax.raise(s, scale_log2, shrink)) {
-#pragma unroll
-                    for (int i = 0; i < D / 2; i++) o[i] *= shrink[i / 2 & 1];
-                }
-            };
+        wgmma_wait<0>();
+        wgmma_settle(s);
+        release(&bars.k_empty[slot_of<STAGES>(turn)]);
+        mask();
+        raise();
+        softmax.weigh_anyway(s, scale_log2);
+        convert();
 
-            mbarrier_wait(&bars.q_full[wg], parity_of<1>(q_turn++));
-            mbarrier_wait(&bars.k_full[slot_of<STAGES>(turn)], parity_of<STAGES>(turn));
-            scores(turn);
-            wgmma_wait<0>();
-            wgmma_settle(s);
-            release(&bars.k_empty[slot_of<STAGES>(turn)]);
-            mask();
-            raise();
-            softmax.weigh_anyway(s, scale_log2);
-            drop();
-            convert();
-
+        left = uniform(left); /* so that the loop's descriptors need no vector registers */
+        turn = uniform(turn);
 #pragma unroll 1
-            for (; j > 0; j--) {
-                mbarrier_wait(&bars.k_full[slot_of<STAGES>(turn + 1)], parity_of<STAGES>(turn + 1));
-                scores(turn + 1);
-                mbarrier_wait(&bars.v_full[slot_of<STAGES>(turn)], parity_of<STAGES>(turn));
-                weigh(turn);
-                key -= N;
-                wgmma_wait<1>();
-                wgmma_settle(s);
-                mask();
-                if (!softmax.settled) {
-                    wgmma_wait<0>();
-                    wgmma_settle(o);
-                    raise();
-                }
-                if (!softmax.weigh(s, scale_log2)) {
-                    wgmma_wait<0>();
-                    wgmma_settle(o);
-                    float fresh[N / 2];
-                    rescore<T, D, N>(fresh, q + wg * S::Q_BYTES, k + slot_of<STAGES>(turn + 1) * S::KV_BYTES);
-#pragma unroll
-                    for (int i = 0; i < N / 2; i++) s[i] = fresh[i];
-                    mask();
-                    raise();
-                    softmax.weigh_anyway(s, scale_log2);
-                }
-                release(&bars.k_empty[slot_of<STAGES>(turn + 1)]);
+        for (; left > 1; left--) {
+            scores(turn + 1);
+            weigh(turn);
+            key -= N;
+            wgmma_wait<1>();
+            wgmma_settle(s);
+            mask();
+            if (!softmax.settled) {
                 wgmma_wait<0>();
                 wgmma_settle(o);
-                release(&bars.v_empty[slot_of<STAGES>(turn)]);
-                turn++;
-                drop();
-                convert();
+                raise();
             }
-            release(&bars.q_empty[wg]);
-            mbarrier_wait(&bars.v_full[slot_of<STAGES>(turn)], parity_of<STAGES>(turn));
-            weigh(turn);
+            if (!softmax.weigh(s, scale_log2)) {
+                wgmma_wait<0>();
+                wgmma_settle(o);
+                float fresh[N / 2];
+                rescore<T, D, N>(fresh, q + wg * S::Q_BYTES, k + slot_of<STAGES>(turn + 1) * S::KV_BYTES);
+#pragma unroll
+                for (int i = 0; i < N / 2; i++) s[i] = fresh[i];
+                mask();
+                raise();
+                softmax.weigh_anyway(s, scale_log2);
+            }
+            release(&bars.k_empty[slot_of<STAGES>(turn + 1)]);
             wgmma_wait<0>();
             wgmma_settle(o);
             release(&bars.v_empty[slot_of<STAGES>(turn)]);
             turn++;
+            convert();
         }
+        release(&bars.q_empty[wg]);
 
-        if (work.key_tiles > 0 || job.single) {
-            float doubt = 0.f; /* NaN iff a sum is not finite */
+        weigh(turn);
+        const int below = share.below;
+        const bool masked = work.key_first < share.range[15].x || work.key_first + share.tiles * N > share.range[0].y;
+        __syncwarp();
+        left = open(works + 1);
+        wgmma_wait<0>();
+        wgmma_settle(o);
+        release(&bars.v_empty[slot_of<STAGES>(turn++)]);
+        pass_over(below);
+
+        float doubt[4] = {0.f, 0.f, 0.f, 0.f}; /* NaN iff a sum is not finite */
+        if (masked) {
+#pragma unroll
+            for (int i = 0; i < D / 2; i++) doubt[i & 3] = fmaf(o[i], 0.f, doubt[i & 3]);
+        }
+        if (__any_sync(~0u, doubt[0] + doubt[1] + doubt[2] + doubt[3] != 0.f)) {
+            const int first = work.row + thread_row - lane / 4, end = min(first + 16, work.rows);
+            for (int a = first; a < end; a++) recompute_row<T>(job, work, a);
+        } else {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
                 softmax.l[r] += __shfl_xor_sync(~0u, softmax.l[r], 1);
                 softmax.l[r] += __shfl_xor_sync(~0u, softmax.l[r], 2);
             }
-#pragma unroll
-            for (int i = 0; i < D / 2; i++) doubt = fmaf(o[i], 0.f, doubt);
-            const bool masked = work.key_first < full_lo || work.key_first + work.key_tiles * N > full_hi;
-            if (masked && __any_sync(~0u, doubt != 0.f)) {
-                const int first = work.row + thread_row - lane / 4, end = min(first + 16, job.items[work.item].q.count);
-                for (int a = first; a < end; a++) recompute_row<T>(job, work, a);
-            } else {
-                write_rows<T, D, true>(job, work, o, softmax.base, softmax.l, work.row + thread_row);
-            }
+            if (job.single) write_rows<T, D, true>(job, work, o, softmax.base, softmax.l, work.row + thread_row);
+            else fold_rows<D, true>(job, work, o, softmax.base, softmax.l, work.row + thread_row);
         }
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(&bars.work_empty[slot]);
+        release(&bars.work_empty[slot_of<2>(works++)]);
     }
 }
 
@@ -367,13 +441,13 @@ template <typename T, class S>
 __global__ void __launch_bounds__(S::THREADS, 1) forward_sm90(const __grid_constant__ TmaJob tma) {
     extern __shared__ __align__(1024) unsigned char q[]; /* the swizzle counts in addresses: tiles start at multiples of 1024 */
     unsigned char *k = q + S::WGS * S::Q_BYTES, *v = k + S::STAGES * S::KV_BYTES;
-    auto &bars = *reinterpret_cast<Barriers<S::WGS, S::STAGES> *>(v + S::STAGES * S::KV_BYTES);
+    auto &bars = *reinterpret_cast<Barriers<S> *>(v + S::STAGES * S::KV_BYTES);
 
     if (threadIdx.x == 0) {
         if (shared_address(q) % 1024) __trap();
         for (int i = 0; i < S::WGS; i++) {
             mbarrier_init(&bars.q_full[i], 1);
-            mbarrier_init(&bars.q_empty[i], 4);
+            mbarrier_init(&bars.q_empty[i], 4); /* a warp each */
         }
         for (int i = 0; i < S::STAGES; i++) {
             mbarrier_init(&bars.k_full[i], 1);
@@ -383,7 +457,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) forward_sm90(const __grid_const
         }
         for (int i = 0; i < 2; i++) {
             mbarrier_init(&bars.work_full[i], 1);
-            mbarrier_init(&bars.work_empty[i], 4 * S::WGS);
+            mbarrier_init(&bars.work_empty[i], 4 * S::WGS + 1); /* and the loading thread */
         }
         fence_barrier_init();
     }
@@ -391,9 +465,10 @@ __global__ void __launch_bounds__(S::THREADS, 1) forward_sm90(const __grid_const
 
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::PRODUCER_REGISTERS));
-        if (threadIdx.x == 0) produce<S>(tma, q, k, v, bars);
-        else if (threadIdx.x >= 32 && tma.job.fill_holes)
-            fill_holes<T>(tma.job, blockIdx.x * 3 + threadIdx.x / 32 - 1, gridDim.x * 3);
+        if (threadIdx.x == 0) load_tiles<S>(tma, q, k, v, bars);
+        else if (threadIdx.x == 32) deal_tiles<S>(tma, bars);
+        else if (threadIdx.x >= 64 && tma.job.fill_holes)
+            fill_holes<T>(tma.job, blockIdx.x * 2 + threadIdx.x / 32 - 2, gridDim.x * 2);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::CONSUMER_REGISTERS));
         consume<T, S>(tma.job, q, k, v, bars);

@@ -51,7 +51,7 @@ struct Job {
     uint32_t tiles;
     int32_t head_dim, heads, rows_q;
     int32_t batch_first, batch;
-    bool single, last_first, fill_holes, has_ranges, vectors;
+    bool single, last_first, fill_holes, has_ranges;
     float scale, scale_log2;
     int64_t left, right;
     ra_tensor q, out, lse, acc, m, l;
@@ -62,15 +62,20 @@ struct Job {
     int64_t key_begin[JOB_BATCH], key_end[JOB_BATCH];
 };
 
-/* A tile, as the warps that compute it need it. Query row a of the instance attends to the keys [lo, hi) of row_interval. */
+/* A tile, as the warps that compute it need it: what would take them chains of loads and products is worked out by the thread that
+ * deals it. Query row a of the instance attends to the keys [lo, hi) of row_interval. */
 struct Work {
     int32_t item;                /* -1: no more work */
-    int32_t row;                 /* first query row a */
+    int32_t row, rows;           /* first query row a, and how many there are in the instance */
     int32_t key_first, key_tiles;
     int32_t key_begin, key_end;  /* no row attends to keys beyond */
-    int64_t below, above;        /* sloped: y - x + left and x - y + right of query row and key 0 */
+    int32_t lo, hi;              /* of JobItem */
+    bool sloped;
     int32_t batch, head;         /* query head */
+    int64_t below, above;        /* sloped: y - x + left and x - y + right of query row and key 0 */
     int64_t q_row;               /* of a = 0 */
+    int64_t out, out_step;       /* single: elements from out.data to row a = 0, and from row to row */
+    int64_t lse, lse_step;
     int64_t x, place;            /* dropout: position of query row 0, place of key 0 */
     int32_t at[INDEXES];
 };
@@ -90,9 +95,9 @@ __device__ __forceinline__ int32_t clamp_row(int64_t c) {
 
 /* The keys [*lo, *hi) of query row a; empty when lo >= hi. */
 __device__ __forceinline__ void row_interval(const Job &job, const Work &work, int a, int *lo, int *hi) {
-    const JobItem &item = job.items[work.item];
-    int first = item.lo + a, end = item.hi + a;
-    if (item.sloped) {
+    int first = work.lo + a, end = work.hi + a;
+    if (work.sloped) {
+        const JobItem &item = job.items[work.item];
         int64_t x = a * item.q.pos_step;
         if (job.left != RA_NO_LIMIT) first = clamp_row(-key_steps(item, work.below - x));
         if (job.right != RA_NO_LIMIT) end = clamp_row(key_steps(item, work.above + x) + 1);
@@ -125,6 +130,14 @@ __device__ __forceinline__ void find_work(const Job &job, uint32_t tile, int blo
     work->head = (item.head_start + work->at[INDEX_HEAD] * item.head_step) * (int32_t)item.extent[INDEX_GROUP] + work->at[INDEX_GROUP];
     const int i0 = work->at[INDEX_LOOP0], i1 = work->at[INDEX_LOOP1];
     work->q_row = item.q.row + i0 * item.q.row_loop[0] + i1 * item.q.row_loop[1];
+    work->rows = item.q.count;
+    work->lo = item.lo;
+    work->hi = item.hi;
+    work->sloped = item.sloped;
+    work->out = work->batch * job.out.batch + work->q_row * job.out.row + work->head * job.out.head;
+    work->out_step = item.q.row_step * job.out.row;
+    work->lse = work->batch * job.lse.batch + work->q_row * job.lse.row + work->head * job.lse.head;
+    work->lse_step = item.q.row_step * job.lse.row;
 
     int begin = 0, end = item.k.count;
     if (item.sloped || job.has_ranges || job.drop_below) {

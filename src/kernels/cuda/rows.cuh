@@ -152,112 +152,154 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&v)[4], int lane) {
     else v[2] = a, v[3] = b;
 }
 
-/* The result of a warp's 16 rows, of which this thread holds rows a0 and a0 + 8 as an mma's accumulators: to out and lse, or into
- * the state. base: what weights are relative to, in units of log2. Vectors: see Job. */
+/* The result of a warp's 16 rows, of which this thread holds rows a0 and a0 + 8 as an mma's accumulators, to out and lse. base: what
+ * weights are relative to, in units of log2. Vectors: rows of out start at multiples of 16 bytes. */
 template <typename T, int D, bool Vectors>
 __device__ __forceinline__ void write_rows(const Job &job, const Work &work, const float *o, const float (&base)[2],
                                            const float (&l)[2], int a0) {
-    const JobItem &item = job.items[work.item];
     const int lane = threadIdx.x & 31, quad = lane & 3;
+    T *out = static_cast<T *>(job.out.data) + work.out + a0 * work.out_step;
+    const bool valid[2] = {a0 < work.rows, a0 + 8 < work.rows};
+    const float inverse[2] = {l[0] == 0.f ? 0.f : __fdividef(1.f, l[0]), l[1] == 0.f ? 0.f : __fdividef(1.f, l[1])};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int a = a0 + 8 * r;
-        const bool valid = a < item.q.count;
-        const int64_t row = work.q_row + (valid ? a : 0) * item.q.row_step;
-        float top = base[r] * 0.69314718056f, sum = l[r];
-        if (job.single) {
-            float inverse = sum == 0.f ? 0.f : 1.f / sum;
-            T *out = row_pointer<T>(job.out, work.batch, row, work.head);
+        T *to = out + r * 8 * work.out_step;
 #pragma unroll
-            for (int g = 0; g < D / 8; g += 4) {
-                uint32_t pair[4];
+        for (int g = 0; g < D / 8; g += 4) {
+            uint32_t pair[4];
 #pragma unroll
-                for (int i = 0; i < 4; i++) {
-                    if (g + i < D / 8) pair[i] = pack<T>(o[(g + i) * 4 + 2 * r] * inverse, o[(g + i) * 4 + 2 * r + 1] * inverse);
-                    else pair[i] = 0;
-                }
-                if constexpr (Vectors) {
-                    transpose_quad(pair, lane);
-                    if (valid && (g + quad) * 8 < job.head_dim)
-                        reinterpret_cast<uint4 *>(out)[g + quad] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
-                } else {
-#pragma unroll
-                    for (int i = 0; i < 8; i++) {
-                        const int d = (g + i / 2) * 8 + quad * 2 + i % 2;
-                        const uint16_t half = (uint16_t)(pair[i / 2] >> 16 * (i % 2));
-                        if (valid && d < job.head_dim) reinterpret_cast<uint16_t *>(out)[d] = half;
-                    }
-                }
+            for (int i = 0; i < 4; i++) {
+                if (g + i < D / 8) pair[i] = pack<T>(o[(g + i) * 4 + 2 * r] * inverse[r], o[(g + i) * 4 + 2 * r + 1] * inverse[r]);
+                else pair[i] = 0;
             }
-            if (valid && quad == 0 && job.lse.data)
-                *row_pointer<float>(job.lse, work.batch, row, work.head) = lse_of(top, sum);
-        } else {
-            float *state_m = row_pointer<float>(job.m, work.batch, row, work.head);
-            float *state_l = row_pointer<float>(job.l, work.batch, row, work.head);
-            float *acc = row_pointer<float>(job.acc, work.batch, row, work.head);
-            Fold f = fold_state(valid ? *state_m : 0.f, valid ? *state_l : 0.f, &top, &sum);
-            __syncwarp();
-            if (valid) {
+            if constexpr (Vectors) {
+                transpose_quad(pair, lane);
+                if (valid[r] && (g + quad) * 8 < job.head_dim)
+                    reinterpret_cast<uint4 *>(to)[g + quad] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+            } else {
 #pragma unroll
-                for (int g = 0; g < D / 8; g++) {
-                    const int d = g * 8 + quad * 2;
-                    if constexpr (Vectors) {
-                        if (d < job.head_dim) {
-                            float2 *to = reinterpret_cast<float2 *>(acc + d), x = *to;
-                            x.x = x.x * f.stored + o[g * 4 + 2 * r] * f.fresh;
-                            x.y = x.y * f.stored + o[g * 4 + 2 * r + 1] * f.fresh;
-                            *to = x;
-                        }
-                    } else {
-                        if (d < job.head_dim) acc[d] = acc[d] * f.stored + o[g * 4 + 2 * r] * f.fresh;
-                        if (d + 1 < job.head_dim) acc[d + 1] = acc[d + 1] * f.stored + o[g * 4 + 2 * r + 1] * f.fresh;
-                    }
+                for (int i = 0; i < 8; i++) {
+                    const int d = (g + i / 2) * 8 + quad * 2 + i % 2;
+                    const uint16_t half = (uint16_t)(pair[i / 2] >> 16 * (i % 2));
+                    if (valid[r] && d < job.head_dim) reinterpret_cast<uint16_t *>(to)[d] = half;
                 }
-                if (quad == 0) *state_m = top, *state_l = sum;
             }
         }
     }
+    if (quad == 0 && job.lse.data) {
+        float *lse = static_cast<float *>(job.lse.data) + work.lse + a0 * work.lse_step;
+#pragma unroll
+        for (int r = 0; r < 2; r++)
+            if (valid[r]) lse[r * 8 * work.lse_step] = l[r] == 0.f ? -INFINITY : (base[r] + __log2f(l[r])) * 0.69314718056f;
+    }
 }
 
-/* Does an item of the job meet query row `row` of KV head `head`? The instances of an item do not interleave (the host saw to it). */
-__device__ __forceinline__ bool row_is_met(const Job &job, int row, int head) {
+/* The same into the state. Vectors: rows of acc start at multiples of 8 bytes. */
+template <int D, bool Vectors>
+__device__ __forceinline__ void fold_rows(const Job &job, const Work &work, const float *o, const float (&base)[2], const float (&l)[2],
+                                          int a0) {
+    const JobItem &item = job.items[work.item];
+    const int quad = threadIdx.x & 3;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int a = a0 + 8 * r;
+        const bool valid = a < work.rows;
+        const int64_t row = work.q_row + (valid ? a : 0) * item.q.row_step;
+        float *state_m = row_pointer<float>(job.m, work.batch, row, work.head);
+        float *state_l = row_pointer<float>(job.l, work.batch, row, work.head);
+        float *acc = row_pointer<float>(job.acc, work.batch, row, work.head);
+        float m = base[r] * 0.69314718056f, sum = l[r];
+        const Fold f = fold_state(valid ? *state_m : 0.f, valid ? *state_l : 0.f, &m, &sum);
+        __syncwarp();
+        if (!valid) continue;
+#pragma unroll
+        for (int g = 0; g < D / 8; g++) {
+            const int d = g * 8 + quad * 2;
+            if constexpr (Vectors) {
+                if (d < job.head_dim) {
+                    float2 *to = reinterpret_cast<float2 *>(acc + d), x = *to;
+                    x.x = x.x * f.stored + o[g * 4 + 2 * r] * f.fresh;
+                    x.y = x.y * f.stored + o[g * 4 + 2 * r + 1] * f.fresh;
+                    *to = x;
+                }
+            } else {
+                if (d < job.head_dim) acc[d] = acc[d] * f.stored + o[g * 4 + 2 * r] * f.fresh;
+                if (d + 1 < job.head_dim) acc[d + 1] = acc[d + 1] * f.stored + o[g * 4 + 2 * r + 1] * f.fresh;
+            }
+        }
+        if (quad == 0) *state_m = m, *state_l = sum;
+    }
+}
+
+/* A warp's 16 rows from a0 on have no key: out = 0, lse = -inf. Rows of vectors. */
+template <typename T> __device__ __forceinline__ void write_nothing(const Job &job, const Work &work, int a0) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll 1
+    for (int a = a0; a < min(a0 + 16, work.rows); a++) {
+        T *out = static_cast<T *>(job.out.data) + work.out + a * work.out_step;
+        if (lane * 8 < job.head_dim) reinterpret_cast<uint4 *>(out)[lane] = make_uint4(0, 0, 0, 0);
+        if (lane == 0 && job.lse.data) static_cast<float *>(job.lse.data)[work.lse + a * work.lse_step] = -INFINITY;
+    }
+}
+
+/* The items of the job that concern a KV head, as bits. */
+__device__ __forceinline__ uint32_t items_of_head(const Job &job, int head) {
+    uint32_t items = 0;
 #pragma unroll 1
     for (int i = 0; i < job.item_count; i++) {
         const JobItem &item = job.items[i];
-        int h = head - item.head_start;
-        if (h < 0 || h % item.head_step || h / item.head_step >= (int)item.extent[INDEX_HEAD]) continue;
+        const int h = head - item.head_start, step = item.head_step;
+        const bool inside = h >= 0 && h <= ((int)item.extent[INDEX_HEAD] - 1) * step && (step == 1 || h % step == 0);
+        items |= (uint32_t)inside << i;
+    }
+    return items;
+}
+
+/* Does one of these items meet query row `row`? The instances of an item do not interleave (the host saw to it). */
+__device__ __forceinline__ bool row_is_met(const Job &job, uint32_t items, int row) {
+#pragma unroll 1
+    for (; items; items &= items - 1) {
+        const JobItem &item = job.items[__ffs((int)items) - 1];
+        const int turns = (int)item.extent[INDEX_LOOP0], turn = (int)item.q.row_loop[0], step = (int)item.q.row_step;
 #pragma unroll 1
         for (int i1 = 0; i1 < (int)item.extent[INDEX_LOOP1]; i1++) {
-            const int turns = (int)item.extent[INDEX_LOOP0], turn = (int)item.q.row_loop[0];
             int d = row - ((int)item.q.row + i1 * (int)item.q.row_loop[1]);
             if (d < 0) continue;
             if (turns > 1) d -= min(d / turn, turns - 1) * turn;
-            if (d % (int)item.q.row_step == 0 && d / (int)item.q.row_step < item.q.count) return true;
+            if (d <= (item.q.count - 1) * step && d % step == 0) return true;
         }
     }
     return false;
 }
 
-/* out = 0 and lse = -inf in the rows that no item meets. Warp `warp` of `warps` takes its share, 32 rows at a time. */
+/* out = 0 and lse = -inf in the rows that no item meets. Warp `warp` of `warps` takes its share, 32 rows of all heads at a time. Rows of
+ * vectors. */
 template <typename T> __device__ __forceinline__ void fill_holes(const Job &job, uint32_t warp, uint32_t warps) {
     const int lane = threadIdx.x & 31;
-    const uint32_t chunks = (uint32_t)(job.rows_q + 31) / 32, per_batch = chunks * (uint32_t)job.heads;
+    const uint32_t chunks = (uint32_t)(job.rows_q + 31) / 32;
     const int group = (int)job.items[0].extent[INDEX_GROUP];
-    for (uint64_t unit = warp; unit < (uint64_t)per_batch * job.batch; unit += warps) {
-        uint32_t b = (uint32_t)(unit / per_batch), rest = (uint32_t)(unit - (uint64_t)b * per_batch);
-        int head = (int)(rest % (uint32_t)job.heads), first = (int)(rest / (uint32_t)job.heads) * 32;
-        b += (uint32_t)job.batch_first;
-        bool hole = first + lane < job.rows_q && !row_is_met(job, first + lane, head / group);
-        uint32_t holes = __ballot_sync(~0u, hole);
-        if (hole && job.lse.data) *row_pointer<float>(job.lse, b, first + lane, head) = -INFINITY;
-        T *out = row_pointer<T>(job.out, b, first, head);
-        for (; holes; holes &= holes - 1) {
-            T *row = out + (__ffs((int)holes) - 1) * job.out.row;
-            if (job.vectors) {
-                if (lane * 8 < job.head_dim) reinterpret_cast<uint4 *>(row)[lane] = make_uint4(0, 0, 0, 0);
-            } else {
-                for (int d = lane; d < job.head_dim; d += 32) row[d] = from_float<T>(0.f);
+    const int lanes = job.head_dim / 8, beside = 32 / lanes; /* lanes that write a row, rows side by side */
+    const int sub = lane / lanes;
+    const int64_t stride = beside * job.out.row * (int64_t)sizeof(T);
+#pragma unroll 1
+    for (uint32_t unit = warp; unit < chunks * (uint32_t)job.batch; unit += warps) {
+        const int b = (int)(unit / chunks), first = (int)(unit - (uint32_t)b * chunks) * 32;
+        uint32_t known = 0, holes = 0;
+#pragma unroll 1
+        for (int head = 0, u = 0; head < job.heads; head++, u = u + 1 == group ? 0 : u + 1) {
+            if (u == 0) {
+                const uint32_t items = items_of_head(job, head / group);
+                if (head == 0 || items != known)
+                    holes = __ballot_sync(~0u, first + lane < job.rows_q && !row_is_met(job, items, first + lane));
+                known = items;
             }
+            if (holes == 0) continue;
+            if ((holes >> lane & 1) && job.lse.data) *row_pointer<float>(job.lse, b + job.batch_first, first + lane, head) = -INFINITY;
+            char *to = reinterpret_cast<char *>(row_pointer<T>(job.out, b + job.batch_first, first + sub, head)) + (lane - sub * lanes) * 16;
+            uint32_t mine = sub < beside ? holes >> sub : 0;
+#pragma unroll 4
+            for (int i = 0; i < 32; i += beside, mine >>= beside, to += stride)
+                if (mine & 1) *reinterpret_cast<uint4 *>(to) = make_uint4(0, 0, 0, 0);
         }
     }
 }
