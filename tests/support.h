@@ -106,6 +106,9 @@ void test_ring_open(test_ring *ring, int ranks, test_transport transport);
 void test_ring_close(test_ring *ring);
 /* Calls work(arg, rank) on p threads and waits for all. */
 void test_ring_each(const test_ring *ring, void (*work)(void *arg, int rank), void *arg);
+/* Ends the program with the case on stderr if test_unwatch does not come within 120 (RINGATTN_WATCHDOG) seconds. */
+void test_watch(const test_case *c);
+void test_unwatch(void);
 /* The communicators of `ranks` ranks whose every message is counted in traffic[rank]. */
 ra_status test_counting_comms(int ranks, ra_comm **comms, test_traffic *traffic);
 

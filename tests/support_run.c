@@ -273,12 +273,14 @@ static void give_up(int signal_number) {
     _exit(1);
 }
 
-static void watch(const test_case *c) {
+void test_watch(const test_case *c) {
     test_case_text(c, watched, sizeof watched);
     signal(SIGALRM, give_up);
     const char *limit = getenv("RINGATTN_WATCHDOG");
     alarm(limit ? (unsigned)atoi(limit) : WATCHDOG_SECONDS);
 }
+
+void test_unwatch(void) { alarm(0); }
 
 test_result test_run_on(const test_ring *ring, const test_case *c, const test_data *data) {
     const ra_attention_desc *desc = &c->desc;
@@ -293,9 +295,9 @@ test_result test_run_on(const test_ring *ring, const test_case *c, const test_da
     run_job run = {ring, c, data, &result, calloc((size_t)c->ranks, sizeof(rank_job))};
     assert_non_null(run.ranks);
     for (int rank = 0; rank < c->ranks; rank++) rank_create(&run.ranks[rank], c, data, rank);
-    watch(c);
+    test_watch(c);
     test_ring_each(ring, run_work, &run);
-    alarm(0);
+    test_unwatch();
     for (int rank = c->ranks - 1; rank >= 0; rank--) {
         if (run.ranks[rank].status == RA_OK) continue;
         result.status = run.ranks[rank].status;

@@ -201,6 +201,8 @@ int64_t ra_config_text(const ra_config *c, char *text, int64_t bytes) {
     if (c->has_key_range) {
         put_list(&w, "key_begin", c->key_begin, c->batch);
         put_list(&w, "key_end", c->key_end, c->batch);
+    } else {
+        put(&w, "key_begin=none\nkey_end=none\n"); /* so that ranks which differ in having any name this field */
     }
     put(&w, "scale=%a\ndropout=%a\nseed=%" PRIu64 "\n", c->scale, c->dropout, c->seed);
     put(&w, "layout=%d\nquery_placement=%d\nschedule=%d\nbucket=%" PRId64 "\n", (int)c->layout, (int)c->placement,
