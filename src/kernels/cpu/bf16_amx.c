@@ -13,8 +13,10 @@
  *       tile unit     S(1)  | S(2) PV(0) | S(3) PV(1) | ...        S = Q across(K),  PV: acc += P along(V)
  *       vector unit         | exp(S(1))  | exp(S(2))  | ...
  *
- * The vector unit has about as much to do as the tile unit, so in each step pieces of both alternate in one instruction stream.
- * The maximum of a row stays until a block's sum passes 2^60, as in fma.h.
+ * The vector unit has about as much to do as the tile unit, so both take turns in one instruction stream: after every two tile products
+ * comes a turn of vector work, about as long as the products need to finish. (In larger pieces the one would wait for the other: the
+ * reorder buffer holds about 500 instructions, a row of a block has 130.) The maximum of a row stays until a block's sum passes
+ * 2^60, as in fma.h.
  *
  * Backward, rows x keys, in transposed form: chunks of 32 keys against all rows of the tile,
  *
@@ -22,7 +24,7 @@
  *       dV = P^T along(dO),  dK = dS^T along(Q)
  *
  * so that P^T and dS^T are A operands as they are; dS^T is also kept as along(dS^T), and when all chunks are done
- * dQ^T = K^T along(dS^T). Here too the products of the neighbouring chunks alternate with the vector work of this one.
+ * dQ^T = K^T along(dS^T). Here too the products of the neighbouring chunks take turns with the vector work of this one.
  */
 #include <stdint.h>
 #include <string.h>
@@ -137,40 +139,60 @@ static void pack_turned(uint16_t *turned, const uint16_t *along, int64_t c, int6
 
 /* ------------------------------------------------------------------------------------------------------- products */
 
-/* C, 32 x 32, = or += A B over `depth` steps of 32. Rows of C and A are c_row and a_row elements apart; A's second tile lies a_next
- * behind the first, B's b_next; a step moves A by a_step and B by b_step. */
-INLINE void product(float *c, int64_t c_row, const uint16_t *a, int64_t a_row, int64_t a_next, int64_t a_step, const uint16_t *b,
-                    int64_t b_next, int64_t b_step, int64_t depth, const bool add) {
-    float *c1 = c + 16 * c_row;
-    __asm__ volatile("" ::: "memory"); /* compilers do not know that a tile load reads memory */
-    if (add) {
-        TILE_LOAD(0, c, c_row * 4);
-        TILE_LOAD(1, c + 16, c_row * 4);
-        TILE_LOAD(2, c1, c_row * 4);
-        TILE_LOAD(3, c1 + 16, c_row * 4);
-    } else {
-        TILE_ZERO(0);
-        TILE_ZERO(1);
-        TILE_ZERO(2);
-        TILE_ZERO(3);
+/* Where the tiles of C = A B lie, 32 x 32, `depth` steps of 32 deep. Rows of C and A are c_row and a_row elements apart; A's second tile
+ * lies a_next behind the first, B's b_next; a step moves A by a_step and B by b_step. */
+typedef struct factors {
+    float *c;
+    const uint16_t *a, *b;
+    int64_t c_row, a_row, a_next, a_step, b_next, b_step, depth;
+} factors;
+
+/* C = A B, or += with `add`, with a turn of other work after every two products. */
+#define PRODUCT(name, work_type, turn)                                                                                         \
+    INLINE void name(const factors *t, const bool add, work_type *work) {                                                      \
+        float *c0 = t->c, *c1 = t->c + 16 * t->c_row;                                                                          \
+        const uint16_t *a = t->a, *b = t->b;                                                                                   \
+        __asm__ volatile("" ::: "memory"); /* compilers do not know that a tile load reads memory */                           \
+        if (add) {                                                                                                             \
+            TILE_LOAD(0, c0, t->c_row * 4);                                                                                    \
+            TILE_LOAD(1, c0 + 16, t->c_row * 4);                                                                               \
+            TILE_LOAD(2, c1, t->c_row * 4);                                                                                    \
+            TILE_LOAD(3, c1 + 16, t->c_row * 4);                                                                               \
+        } else {                                                                                                               \
+            TILE_ZERO(0);                                                                                                      \
+            TILE_ZERO(1);                                                                                                      \
+            TILE_ZERO(2);                                                                                                      \
+            TILE_ZERO(3);                                                                                                      \
+        }                                                                                                                      \
+        for (int64_t k = 0; k < t->depth; k++) {                                                                               \
+            TILE_LOAD(4, a, t->a_row * 2);                                                                                     \
+            TILE_LOAD(6, b, 64);                                                                                               \
+            TILE_DOT(0, 4, 6);                                                                                                 \
+            TILE_LOAD(7, b + t->b_next, 64);                                                                                   \
+            TILE_DOT(1, 4, 7);                                                                                                 \
+            TILE_LOAD(5, a + t->a_next, t->a_row * 2);                                                                         \
+            turn(work);                                                                                                        \
+            TILE_DOT(2, 5, 6);                                                                                                 \
+            TILE_DOT(3, 5, 7);                                                                                                 \
+            turn(work);                                                                                                        \
+            a += t->a_step;                                                                                                    \
+            b += t->b_step;                                                                                                    \
+        }                                                                                                                      \
+        TILE_STORE(0, c0, t->c_row * 4);                                                                                       \
+        TILE_STORE(1, c0 + 16, t->c_row * 4);                                                                                  \
+        TILE_STORE(2, c1, t->c_row * 4);                                                                                       \
+        TILE_STORE(3, c1 + 16, t->c_row * 4);                                                                                  \
     }
-    for (int64_t k = 0; k < depth; k++) {
-        TILE_LOAD(4, a, a_row * 2);
-        TILE_LOAD(6, b, 64);
-        TILE_DOT(0, 4, 6);
-        TILE_LOAD(7, b + b_next, 64);
-        TILE_DOT(1, 4, 7);
-        TILE_LOAD(5, a + a_next, a_row * 2);
-        TILE_DOT(2, 5, 6);
-        TILE_DOT(3, 5, 7);
-        a += a_step;
-        b += b_step;
-    }
-    TILE_STORE(0, c, c_row * 4);
-    TILE_STORE(1, c + 16, c_row * 4);
-    TILE_STORE(2, c1, c_row * 4);
-    TILE_STORE(3, c1 + 16, c_row * 4);
-}
+
+#define NO_TURN(work) ((void)(work))
+PRODUCT(product_alone, void, NO_TURN)
+
+/* Deals `count` units of vector work out to `turns` turns. */
+typedef struct dealer {
+    int64_t count, turns, done, turn;
+} dealer;
+
+INLINE bool is_due(dealer *d) { return d->done * d->turns < ++d->turn * d->count && d->done < d->count; }
 
 /* -------------------------------------------------------------------------------------------------------- forward */
 
@@ -214,21 +236,24 @@ typedef struct strip {
 static int64_t block_columns(const strip *t, int64_t block) { return ra_min(KEYS, t->to - t->from - block * KEYS); }
 
 /* 32 columns of the scores of a block. */
-INLINE void score_piece(const strip *t, int64_t block, int64_t piece) {
+INLINE factors score_factors(const strip *t, int64_t block, int64_t piece) {
     const int64_t column = t->from + block * KEYS + piece * STRIP, steps = t->width / 32;
-    product(t->f->s[block & 1] + piece * STRIP, SCORES, t->f->q + t->row * t->width, t->width, 16 * t->width, 32,
-            t->f->k + column / 16 * steps * TILE, steps * TILE, TILE, steps, false);
+    return (factors){.c = t->f->s[block & 1] + piece * STRIP, .c_row = SCORES,
+                     .a = t->f->q + t->row * t->width, .a_row = t->width, .a_next = 16 * t->width, .a_step = 32,
+                     .b = t->f->k + column / 16 * steps * TILE, .b_next = steps * TILE, .b_step = TILE, .depth = steps};
 }
 
 /* 32 dimensions of what a block adds to acc. */
-INLINE void value_piece(const strip *t, int64_t block, int64_t piece) {
+INLINE factors value_factors(const strip *t, int64_t block, int64_t piece) {
     const int64_t column = t->from + block * KEYS, groups = t->width / 16;
-    product(t->f->acc + t->row * t->width + piece * 32, t->width, t->f->p[block & 1], WEIGHTS, 16 * WEIGHTS, 32,
-            t->f->v + (column / 32 * groups + piece * 2) * TILE, TILE, groups * TILE, block_columns(t, block) / 32, true);
+    return (factors){.c = t->f->acc + t->row * t->width + piece * 32, .c_row = t->width,
+                     .a = t->f->p[block & 1], .a_row = WEIGHTS, .a_next = 16 * WEIGHTS, .a_step = 32,
+                     .b = t->f->v + (column / 32 * groups + piece * 2) * TILE, .b_next = TILE, .b_step = groups * TILE,
+                     .depth = block_columns(t, block) / 32};
 }
 
 /* Weights of row i of the strip, and their sum. */
-INLINE vec weigh_row(const strip *t, int64_t block, int64_t i, int64_t columns) {
+INLINE void weigh_row(const strip *t, int64_t block, int64_t i, int64_t columns) {
     const float m = t->f->m[t->row + i];
     const vec base = splat(m == -INFINITY ? 0 : m), factor = splat(t->scale);
     const float *s = t->f->s[block & 1] + i * SCORES;
@@ -240,8 +265,20 @@ INLINE vec weigh_row(const strip *t, int64_t block, int64_t i, int64_t columns) 
         sum1 += p1;
         *(halves_any *)(p + c) = VEC_TO_BF16(p0, p1);
     }
-    return t->f->block_sums[i] = sum0 + sum1;
+    t->f->block_sums[i] = sum0 + sum1;
 }
+
+typedef struct forward_work {
+    const strip *t;
+    int64_t block, columns;
+    dealer rows;
+} forward_work;
+
+INLINE void forward_turn(forward_work *w) {
+    if (is_due(&w->rows)) weigh_row(w->t, w->block, w->rows.done++, w->columns);
+}
+
+PRODUCT(product_forward, forward_work, forward_turn)
 
 /* A row without a maximum takes the one of these scores; so does a row that outgrew its own. */
 static void renew_row(const strip *t, int64_t block, int64_t i, int64_t columns) {
@@ -256,6 +293,11 @@ static void renew_row(const strip *t, int64_t block, int64_t i, int64_t columns)
     f->sums[r] *= splat(shrink);
     f->l[r] *= (double)shrink;
     f->m[r] = max;
+}
+
+static void add_values(const strip *t, int64_t block, int64_t piece) {
+    const factors of = value_factors(t, block, piece);
+    product_alone(&of, true, NULL);
 }
 
 static void mask_block(const strip *t, int64_t block, int64_t columns, int64_t packed_first) {
@@ -275,7 +317,7 @@ static void forward_block(strip *t, int64_t block, int64_t packed_first) {
     int64_t value_pieces = block > 0 ? t->width / 32 : 0;
     if (t->begin > first || t->end < first + columns) mask_block(t, block, columns, packed_first);
     if (!t->settled) { /* acc is scaled: what is due must be in it */
-        for (int64_t i = 0; i < value_pieces; i++) value_piece(t, block - 1, i);
+        for (int64_t i = 0; i < value_pieces; i++) add_values(t, block - 1, i);
         value_pieces = 0;
         t->settled = true;
         for (int64_t i = 0; i < STRIP; i++) {
@@ -283,15 +325,19 @@ static void forward_block(strip *t, int64_t block, int64_t packed_first) {
             t->settled &= f->m[t->row + i] > -INFINITY;
         }
     }
-    const int64_t pieces = ra_max(score_pieces + value_pieces, STRIP / 4);
-    vec total = splat(0);
-    for (int64_t i = 0; i < pieces; i++) {
-        if (i < score_pieces)
-            score_piece(t, block + 1, i);
-        else if (i < score_pieces + value_pieces)
-            value_piece(t, block - 1, i - score_pieces);
-        for (int64_t r = 4 * i; r < ra_min(4 * i + 4, STRIP); r++) total += weigh_row(t, block, r, columns);
+    forward_work work = {.t = t, .block = block, .columns = columns, .rows = {.count = STRIP}};
+    work.rows.turns = 2 * (score_pieces * (t->width / 32) + value_pieces * (KEYS / 32));
+    for (int64_t i = 0; i < score_pieces; i++) {
+        const factors of = score_factors(t, block + 1, i);
+        product_forward(&of, false, &work);
     }
+    for (int64_t i = 0; i < value_pieces; i++) {
+        const factors of = value_factors(t, block - 1, i);
+        product_forward(&of, true, &work);
+    }
+    while (work.rows.done < STRIP) weigh_row(t, block, work.rows.done++, columns);
+    vec total = splat(0);
+    for (int64_t i = 0; i < STRIP; i++) total += f->block_sums[i];
     if (!(sum_of(total) < (float)(1LL << 60)))
         for (int64_t i = 0; i < STRIP; i++) {
             renew_row(t, block, i, columns);
@@ -318,9 +364,12 @@ static void forward_strip(forward_space *f, const ra_problem *problem, int64_t r
     t.from = low / KEYS * KEYS;
     t.to = padded(high);
     t.blocks = ra_ceil_div(t.to - t.from, KEYS);
-    for (int64_t i = 0; i < block_columns(&t, 0) / STRIP; i++) score_piece(&t, 0, i);
+    for (int64_t i = 0; i < block_columns(&t, 0) / STRIP; i++) {
+        const factors of = score_factors(&t, 0, i);
+        product_alone(&of, false, NULL);
+    }
     for (int64_t block = 0; block < t.blocks; block++) forward_block(&t, block, first);
-    for (int64_t i = 0; i < t.width / 32; i++) value_piece(&t, t.blocks - 1, i);
+    for (int64_t i = 0; i < t.width / 32; i++) add_values(&t, t.blocks - 1, i);
 }
 
 static void load_queries(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end) {
@@ -454,76 +503,102 @@ typedef struct chunk_job {
 } chunk_job;
 
 /* 32 rows of S^T, then of dP^T. */
-INLINE void chunk_scores(const chunk_job *t, int64_t chunk, int64_t piece) {
+INLINE factors score_chunk(const chunk_job *t, int64_t chunk, int64_t piece) {
     backward_space *f = t->f;
     const int64_t steps = t->width / 32, groups = t->rows / 32, g = piece % groups;
     const bool scores = piece < groups;
-    product((scores ? f->s : f->dp)[chunk & 1] + g * 32, FLOATS, (scores ? f->k : f->v) + chunk * STRIP * t->width, t->width,
-            16 * t->width, 32, (scores ? f->q_across : f->dout_across) + 2 * g * steps * TILE, steps * TILE, TILE, steps,
-            false);
+    return (factors){.c = (scores ? f->s : f->dp)[chunk & 1] + g * 32, .c_row = FLOATS,
+                     .a = (scores ? f->k : f->v) + chunk * STRIP * t->width, .a_row = t->width, .a_next = 16 * t->width, .a_step = 32,
+                     .b = (scores ? f->q_across : f->dout_across) + 2 * g * steps * TILE, .b_next = steps * TILE, .b_step = TILE,
+                     .depth = steps};
 }
 
 /* 32 dimensions of dV, then of dK. */
-INLINE void chunk_gradients(const chunk_job *t, int64_t chunk, int64_t piece) {
+INLINE factors gradient_chunk(const chunk_job *t, int64_t chunk, int64_t piece) {
     backward_space *f = t->f;
     const int64_t groups = t->width / 32, g = piece % groups;
     const bool values = piece < groups;
-    product((values ? f->dv : f->dk) + chunk * STRIP * t->width + g * 32, t->width, (values ? f->p : f->ds)[chunk & 1], HALVES,
-            16 * HALVES, 32, (values ? f->dout_along : f->q_along) + 2 * g * TILE, TILE, 2 * groups * TILE, t->rows / 32, false);
+    return (factors){.c = (values ? f->dv : f->dk) + chunk * STRIP * t->width + g * 32, .c_row = t->width,
+                     .a = (values ? f->p : f->ds)[chunk & 1], .a_row = HALVES, .a_next = 16 * HALVES, .a_step = 32,
+                     .b = (values ? f->dout_along : f->q_along) + 2 * g * TILE, .b_next = TILE, .b_step = 2 * groups * TILE,
+                     .depth = t->rows / 32};
 }
 
-/* Rows of P^T and dS^T of keys 2*pair and 2*pair + 1. */
-INLINE void chunk_pair(const chunk_job *t, int64_t chunk, int64_t pair, const bool masked) {
+/* P^T and dS^T of keys 2*pair and 2*pair + 1, for 32 rows from r. */
+INLINE void differentiate(const chunk_job *t, int64_t chunk, int64_t pair, int64_t r, const bool masked) {
     backward_space *f = t->f;
     const vec factor = splat(t->scale);
-    for (int64_t r = 0; r < t->rows; r += 32) {
-        halves ds_of[2];
-        for (int odd = 0; odd < 2; odd++) {
-            const int64_t key = 2 * pair + odd;
-            const float *s = f->s[chunk & 1] + key * FLOATS + r, *dp = f->dp[chunk & 1] + key * FLOATS + r;
-            vec p[2], ds[2];
-            for (int half = 0; half < 2; half++) {
-                const int64_t i = r + 16 * half;
-                p[half] = exp_of(load(s + 16 * half) * factor - load(f->lse + i));
-                ds[half] = p[half] * (load(dp + 16 * half) - load(f->delta + i)) * factor;
-                if (masked) {
-                    const ivec column = (int32_t)(chunk * STRIP + key) - (ivec){0};
-                    const ivec begin = (ivec)load((const float *)(const void *)(f->begin + i)),
-                               end = (ivec)load((const float *)(const void *)(f->end + i));
-                    const ivec met = (column >= begin) & (column < end);
-                    p[half] = (vec)((ivec)p[half] & met);
-                    ds[half] = (vec)((ivec)ds[half] & met);
-                }
+    halves ds_of[2];
+    for (int odd = 0; odd < 2; odd++) {
+        const int64_t key = 2 * pair + odd;
+        const float *s = f->s[chunk & 1] + key * FLOATS + r, *dp = f->dp[chunk & 1] + key * FLOATS + r;
+        vec p[2], ds[2];
+        for (int half = 0; half < 2; half++) {
+            const int64_t i = r + 16 * half;
+            p[half] = exp_of(load(s + 16 * half) * factor - load(f->lse + i));
+            ds[half] = p[half] * (load(dp + 16 * half) - load(f->delta + i)) * factor;
+            if (masked) {
+                const ivec column = (int32_t)(chunk * STRIP + key) - (ivec){0};
+                const ivec begin = (ivec)load((const float *)(const void *)(f->begin + i)),
+                           end = (ivec)load((const float *)(const void *)(f->end + i));
+                const ivec met = (column >= begin) & (column < end);
+                p[half] = (vec)((ivec)p[half] & met);
+                ds[half] = (vec)((ivec)ds[half] & met);
             }
-            *(halves_any *)(f->p[chunk & 1] + key * HALVES + r) = VEC_TO_BF16(p[0], p[1]);
-            ds_of[odd] = VEC_TO_BF16(ds[0], ds[1]);
-            *(halves_any *)(f->ds[chunk & 1] + key * HALVES + r) = ds_of[odd];
         }
-        half16 part[2][2];
-        memcpy(part, ds_of, sizeof part);
-        for (int half = 0; half < 2; half++)
-            *(words_any *)(f->ds_along + (chunk * (t->rows / 16) + r / 16 + half) * TILE + pair * 32) =
-                interleave(part[0][half], part[1][half]);
+        *(halves_any *)(f->p[chunk & 1] + key * HALVES + r) = VEC_TO_BF16(p[0], p[1]);
+        ds_of[odd] = VEC_TO_BF16(ds[0], ds[1]);
+        *(halves_any *)(f->ds[chunk & 1] + key * HALVES + r) = ds_of[odd];
+    }
+    half16 part[2][2];
+    memcpy(part, ds_of, sizeof part);
+    for (int half = 0; half < 2; half++)
+        *(words_any *)(f->ds_along + (chunk * (t->rows / 16) + r / 16 + half) * TILE + pair * 32) =
+            interleave(part[0][half], part[1][half]);
+}
+
+typedef struct backward_work {
+    const chunk_job *t;
+    int64_t chunk;
+    int64_t pair, row; /* of the next unit */
+    bool masked;
+    dealer units;
+} backward_work;
+
+INLINE void backward_unit(backward_work *w) {
+    if (w->masked)
+        differentiate(w->t, w->chunk, w->pair, w->row, true);
+    else
+        differentiate(w->t, w->chunk, w->pair, w->row, false);
+    w->units.done++;
+    w->row += 32;
+    if (w->row == w->t->rows) {
+        w->row = 0;
+        w->pair++;
     }
 }
+
+INLINE void backward_turn(backward_work *w) {
+    if (is_due(&w->units)) backward_unit(w);
+}
+
+PRODUCT(product_backward, backward_work, backward_turn)
 
 /* One turn: P and dS of `chunk`, while the tile unit computes the scores of the next and the gradients of the one before. */
 static void backward_chunk(const chunk_job *t, int64_t chunk) {
     const int64_t score_pieces = chunk + 1 < t->chunks ? 2 * (t->rows / 32) : 0, gradient_pieces = chunk > 0 ? 2 * (t->width / 32) : 0;
-    const int64_t pieces = score_pieces + gradient_pieces;
-    const bool masked = t->begin > chunk * STRIP || t->end < (chunk + 1) * STRIP;
-    for (int64_t pair = 0, done = 0; pair < STRIP / 2; pair++) {
-        for (; done * (STRIP / 2) < (pair + 1) * pieces; done++) {
-            if (done < score_pieces)
-                chunk_scores(t, chunk + 1, done);
-            else
-                chunk_gradients(t, chunk - 1, done - score_pieces);
-        }
-        if (masked)
-            chunk_pair(t, chunk, pair, true);
-        else
-            chunk_pair(t, chunk, pair, false);
+    backward_work work = {.t = t, .chunk = chunk, .masked = t->begin > chunk * STRIP || t->end < (chunk + 1) * STRIP,
+                          .units = {.count = STRIP / 2 * (t->rows / 32)}};
+    work.units.turns = 2 * (score_pieces * (t->width / 32) + gradient_pieces * (t->rows / 32));
+    for (int64_t i = 0; i < score_pieces; i++) {
+        const factors of = score_chunk(t, chunk + 1, i);
+        product_backward(&of, false, &work);
     }
+    for (int64_t i = 0; i < gradient_pieces; i++) {
+        const factors of = gradient_chunk(t, chunk - 1, i);
+        product_backward(&of, false, &work);
+    }
+    while (work.units.done < work.units.count) backward_unit(&work);
 }
 
 static void load_gradients(backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
@@ -604,13 +679,22 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
         pack_turned(f->k_turned, f->along, c, t.chunks, width);
     }
     TILES_ON();
-    for (int64_t i = 0; i < 2 * (t.rows / 32); i++) chunk_scores(&t, 0, i);
+    for (int64_t i = 0; i < 2 * (t.rows / 32); i++) {
+        const factors of = score_chunk(&t, 0, i);
+        product_alone(&of, false, NULL);
+    }
     for (int64_t chunk = 0; chunk < t.chunks; chunk++) backward_chunk(&t, chunk);
-    for (int64_t i = 0; i < 2 * (width / 32); i++) chunk_gradients(&t, t.chunks - 1, i);
+    for (int64_t i = 0; i < 2 * (width / 32); i++) {
+        const factors of = gradient_chunk(&t, t.chunks - 1, i);
+        product_alone(&of, false, NULL);
+    }
     for (int64_t d = 0; d < width; d += 32)
-        for (int64_t i = 0; i < t.rows; i += 32)
-            product(f->dq + d * FLOATS + i, FLOATS, f->k_turned + d / 16 * t.chunks * TILE, 32, t.chunks * TILE, TILE,
-                    f->ds_along + i / 16 * TILE, TILE, t.rows / 16 * TILE, t.chunks, false);
+        for (int64_t i = 0; i < t.rows; i += 32) {
+            const factors of = {.c = f->dq + d * FLOATS + i, .c_row = FLOATS,
+                                .a = f->k_turned + d / 16 * t.chunks * TILE, .a_row = 32, .a_next = t.chunks * TILE, .a_step = TILE,
+                                .b = f->ds_along + i / 16 * TILE, .b_next = TILE, .b_step = t.rows / 16 * TILE, .depth = t.chunks};
+            product_alone(&of, false, NULL);
+        }
     TILES_OFF();
     bool finite = all_finite(f->dk, (last - first) * width) && all_finite(f->dv, (last - first) * width);
     for (int64_t d = 0; d < problem->head_dim; d++) finite &= all_finite(f->dq + d * FLOATS, end - begin);

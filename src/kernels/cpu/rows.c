@@ -111,7 +111,11 @@ static void delta_row(const rows_job *job, int64_t batch, int64_t row, int64_t h
         float x[256], y[256];
         ra_convert(x, RA_F32, element(&job->a, size, batch, row, head), dtype, dim);
         ra_convert(y, RA_F32, element(&job->b, size, batch, row, head), dtype, dim);
-        for (int64_t d = 0; d < dim; d++) sum += (double)x[d] * (double)y[d];
+        double part[4] = {0};
+        for (int64_t d = dim; d < ra_round_up(dim, 4); d++) x[d] = y[d] = 0;
+        for (int64_t d = 0; d < dim; d += 4)
+            for (int i = 0; i < 4; i++) part[i] += (double)x[d + i] * (double)y[d + i];
+        sum = (part[0] + part[2]) + (part[1] + part[3]);
     }
     if (job->c.data) sum -= load(&job->c, dtype, batch, row, head);
     store(&job->d, dtype, batch, row, head, sum);
