@@ -14,6 +14,7 @@
  *               position y k.pos + c*k.pos_step + i0*loop[0].k_pos + i1*loop[1].k_pos
  *               attended iff x - left <= y <= x + right and key_begin[b] <= y < key_end[b]
  *
+ * Turns of the loops meet distinct query rows and distinct key rows, so they may run at the same time.
  * Steps are positive, so the attended keys of a query are always an interval of c: ra_key_interval. The KV head of index h is
  * heads.start + h*heads.step; the k and v views take the index h, not the head.
  */
