@@ -10,7 +10,7 @@ from typing import Any, Optional, Sequence
 import numpy as np
 
 from . import _lib
-from ._config import Options, Shape, make_options
+from ._config import Options, Shape, make_options, refuse
 from ._engine import NOTHING, Alone, Ranges, Tensor
 from .dist import resolve
 
@@ -41,6 +41,7 @@ def attention(
     timeout: Optional[float] = None,
     kernel: str = "auto",
     return_lse: bool = False,
+    **unsupported: Any,
 ) -> Any:
     """Exact attention over global positions, dense or dilated, alone or on a ring of ranks.
 
@@ -68,6 +69,7 @@ def attention(
         timeout: seconds of silence after which a rank counts as lost; None for 60.
         kernel: a kernel's name, or ``"auto"``.
         return_lse: also return the log-sum-exp of the scores, ``[B, H, Nq]`` (float64 for float64, else float32).
+        unsupported: what other libraries know, ``attn_mask`` say, raises ValueError with the reason unless it is None.
 
     Returns:
         ``out`` like query, or ``(out, lse)``. A row without any key is 0, its lse -inf.
@@ -87,62 +89,42 @@ def attention(
     >>> bool(np.allclose(ring, ringattn.attention(q, k, v, is_causal=True), atol=1e-6))
     True
     """
+    if unsupported:
+        refuse("attention", unsupported)
+    given = (
+        segment_lengths,
+        dilation_rates,
+        is_causal,
+        window,
+        scale,
+        dropout_p,
+        combine,
+        offset,
+        dilate_queries,
+        layout,
+        query_placement,
+        schedule,
+        bucket,
+        threads,
+        timeout,
+        kernel,
+        True,
+        True,
+    )
     if type(query) is not np.ndarray and _is_torch(query):
-        return _torch_attention()(
-            query,
-            key,
-            value,
-            segment_lengths,
-            dilation_rates,
-            is_causal,
-            window,
-            key_range,
-            scale,
-            dropout_p,
-            seed,
-            combine,
-            offset,
-            dilate_queries,
-            group,
-            layout,
-            query_placement,
-            schedule,
-            bucket,
-            threads,
-            timeout,
-            kernel,
-            return_lse,
-        )
-    where = _ALONE if group is None else resolve(group)
+        return _torch_attention()(query, key, value, given, key_range, seed, group, return_lse)
+    where, ready = _ALONE if group is None else resolve(group), None
     try:
-        options = make_options(
-            segment_lengths,
-            dilation_rates,
-            is_causal,
-            window,
-            scale,
-            dropout_p,
-            combine,
-            offset,
-            dilate_queries,
-            layout,
-            query_placement,
-            schedule,
-            bucket,
-            threads,
-            timeout,
-            kernel,
-        )
         if type(query) is not np.ndarray or type(key) is not np.ndarray or type(value) is not np.ndarray:
             query, key, value = _from_dlpack(query, key, value)
-            if _is_torch(query):
-                from .torch import attention_of
-
-                return attention_of(query, key, value, options, key_range, seed, where, return_lse)
-        ready = _prepare(query, key, value, options, key_range, seed)
+        if type(query) is np.ndarray:
+            options = make_options(given)
+            ready = _prepare(query, key, value, options, key_range, seed)
     except ValueError as error:
         where.refuse(str(error))
         raise
+    if ready is None:
+        return _torch_attention()(query, key, value, given, key_range, seed, where, return_lse)
     return _run(query, key, value, options, ready, where, return_lse)
 
 
@@ -226,7 +208,8 @@ def _address(array: np.ndarray) -> int:
             return ctypes.addressof(ctypes.c_char.from_buffer(array))  # type: ignore[arg-type]
         except ValueError:  # empty, or of a type that buffers have no name for
             pass
-    return array.__array_interface__["data"][0]
+    address: int = array.__array_interface__["data"][0]
+    return address
 
 
 def _numpy_seed(seed: Any) -> int:
@@ -236,6 +219,9 @@ def _numpy_seed(seed: Any) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------------------- DLPack
+
+
+_UNREADABLE = (BufferError, RuntimeError, TypeError, ValueError)  # what readers of DLPack raise
 
 
 def _from_dlpack(query: Any, key: Any, value: Any) -> list[Any]:
@@ -248,14 +234,16 @@ def _from_dlpack(query: Any, key: Any, value: Any) -> list[Any]:
             )
     try:
         return [np.asarray(array) if isinstance(array, np.ndarray) else np.from_dlpack(array) for array in arrays]
-    except (BufferError, RuntimeError, TypeError, ValueError) as error:  # bfloat16, or memory of another device
+    except _UNREADABLE as error:  # bfloat16, or memory of another device
         try:
             import torch
+
+            return [torch.utils.dlpack.from_dlpack(array) for array in arrays]
         except ImportError:
-            raise ValueError(
-                f"NumPy cannot read query, key and value ({error}), and torch, which might, is not installed"
-            ) from error
-        return [torch.from_dlpack(array) for array in arrays]
+            reason = f"NumPy cannot read query, key and value ({error}), and torch, which might, is not installed"
+        except _UNREADABLE as second:
+            reason = f"query, key and value cannot be read: {second}"
+        raise ValueError(reason) from error
 
 
 # ------------------------------------------------------------------------------------------------------------ shared with torch

@@ -34,13 +34,16 @@ class Shape(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """The arguments of ``attention`` that are not tensors, checked and in order."""
+    """What an attention is told beside its tensors, in the order of ``attention``'s arguments: the one list of them.
+
+    Callers fill it as they are called (None where something is left open); `checked` gives every field the type below, and
+    leaves what has it as it is.
+    """
 
     segment_lengths: tuple[int, ...] = ()
     dilation_rates: tuple[int, ...] = ()
     is_causal: bool = False
-    window_left: int = -1
-    window_right: int = -1
+    window: tuple[int, ...] = (-1, -1)
     scale: Optional[float] = None
     dropout_p: float = 0.0
     combine: str = "heads"
@@ -49,16 +52,16 @@ class Settings(NamedTuple):
     layout: str = "contiguous"
     query_placement: str = "sharded"
     schedule: str = "auto"
-    bucket: int = 0
-    threads: int = 0
-    timeout: float = 0.0  # 0: the library's default
+    bucket: int = 0  # 0: chosen
+    threads: int = 0  # 0: the machine's share
+    timeout: Optional[float] = None
     kernel: str = "auto"
-    pool: bool = True  # False: buffers are allocated afresh for each call
-    plan_cache: bool = True  # False: plans are made afresh for each call
+    enable_memory_pool: bool = True  # False: buffers are allocated afresh for each call
+    use_pattern_cache: bool = True  # False: plans are made afresh for each call
 
 
 class Options(Settings):
-    """Settings with the problems made of them; compared by identity, which is quick: equal arguments meet the same one."""
+    """Checked settings with the problems made of them; compared by identity, which is quick: equal arguments meet the same."""
 
     problems: dict[Shape, Problem]
     __eq__ = object.__eq__
@@ -66,7 +69,7 @@ class Options(Settings):
 
 
 def _one_of(name: str, value: Any, table: dict[str, int]) -> str:
-    if value not in table:
+    if not isinstance(value, str) or value not in table:
         raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(table)}")
     return value
 
@@ -112,6 +115,27 @@ def limits(window: Any) -> tuple[int, int]:
     return left, right
 
 
+_UNSUPPORTED = {
+    "attn_mask": "a mask for each pair would take the memory that this saves; use is_causal, window, key_range or a pattern",
+    "attn_bias": "a bias for each pair would take the memory that this saves",
+    "cu_seqlens": "packed sequences are not available in this version; use key_range for padding",
+    "need_weights": "the weights are never formed, which is what makes long sequences possible",
+    "sinks": "attention sinks are not available in this version",
+    "softcap": "capped scores are not available in this version",
+}
+_UNSUPPORTED["attention_mask"] = _UNSUPPORTED["attn_mask"]
+
+
+def refuse(caller: str, arguments: dict[str, Any]) -> None:
+    """Raises for arguments that other libraries know and this one does not (ValueError, with the reason) or that nobody knows
+    (TypeError). An argument that asks for nothing, ``attn_mask=None`` say, is taken."""
+    for name, value in arguments.items():
+        if name not in _UNSUPPORTED:
+            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
+        if value is not None and value is not False:
+            raise ValueError(f"{name} is not supported: {_UNSUPPORTED[name]}")
+
+
 class Problem:
     """A descriptor that the library has accepted, kept for as long as calls repeat it."""
 
@@ -128,7 +152,7 @@ class Problem:
         desc.branches = branches
         desc.combine, desc.offset = _lib.COMBINE[options.combine], _lib.OFFSET[options.offset]
         desc.dilate_queries, desc.causal = options.dilate_queries, options.is_causal
-        desc.window_left, desc.window_right = options.window_left, options.window_right
+        desc.window_left, desc.window_right = options.window
         if options.scale is not None:
             desc.scale = options.scale
         desc.dropout = options.dropout_p
@@ -170,110 +194,53 @@ _lock = threading.Lock()
 _HERE = os.path.dirname(__file__)
 
 
-def make_options(
-    segment_lengths: Any,
-    dilation_rates: Any,
-    is_causal: bool,
-    window: Any,
-    scale: Optional[float],
-    dropout_p: float,
-    combine: str,
-    offset: str,
-    dilate_queries: bool,
-    layout: str,
-    query_placement: str,
-    schedule: str,
-    bucket: Optional[int],
-    threads: Optional[int],
-    timeout: Optional[float],
-    kernel: Optional[str],
-    pool: bool = True,
-    plan_cache: bool = True,
-) -> Options:
-    """The options of a call; checked the first time. What the library checks itself is left to it."""
-    if segment_lengths is not None and type(segment_lengths) is not tuple:
-        segment_lengths = integers("segment_lengths", segment_lengths)
-    if dilation_rates is not None and type(dilation_rates) is not tuple:
-        dilation_rates = integers("dilation_rates", dilation_rates)
+def make_options(given: Sequence[Any]) -> Options:
+    """The options of a call, whose settings are given in order; checked the first time."""
+    lengths, rates, is_causal, window, *rest = given
+    if lengths is not None and type(lengths) is not tuple:
+        lengths = integers("segment_lengths", lengths)
+    if rates is not None and type(rates) is not tuple:
+        rates = integers("dilation_rates", rates)
     if window is not None:
         window = limits(window)
-    given = (
-        segment_lengths,
-        dilation_rates,
-        is_causal,
-        window,
-        scale,
-        dropout_p,
-        combine,
-        offset,
-        dilate_queries,
-        layout,
-        query_placement,
-        schedule,
-        bucket,
-        threads,
-        timeout,
-        kernel,
-        pool,
-        plan_cache,
-    )
+    key = (lengths, rates, is_causal, window, *rest)
     try:
-        found = _options.get(given)
+        found = _options.get(key)
     except TypeError:  # something that cannot be hashed: the checks below say what
         found = None
     if found is None:
-        found = Options(*make_settings(*given))
+        found = Options(*checked(Settings(*key)))
         found.problems = {}
         with _lock:
             while len(_options) >= _OPTIONS_KEPT:
                 _options.popitem(last=False)
-            _options[given] = found
+            _options[key] = found
     return found
 
 
-def make_settings(
-    segment_lengths: Any,
-    dilation_rates: Any,
-    is_causal: bool,
-    window: Any,
-    scale: Any,
-    dropout_p: Any,
-    combine: Any,
-    offset: Any,
-    dilate_queries: Any,
-    layout: Any,
-    query_placement: Any,
-    schedule: Any,
-    bucket: Any,
-    threads: Any,
-    timeout: Any,
-    kernel: Any,
-    pool: bool,
-    plan_cache: bool,
-) -> Settings:
-    """The arguments of ``attention`` checked; plain code, which torch.compile can follow."""
-    lengths, rates = pattern(segment_lengths, dilation_rates)
-    left, right = limits(window)
+def checked(given: Settings) -> Settings:
+    """Settings of the right types, or what is wrong with them; plain code, which torch.compile can follow. What the library
+    checks itself is left to it."""
+    lengths, rates = pattern(given.segment_lengths, given.dilation_rates)
     return Settings(
         lengths,
         rates,
-        bool(is_causal),
-        left,
-        right,
-        None if scale is None else _number("scale", scale),
-        _number("dropout_p", dropout_p),
-        _one_of("combine", combine, _lib.COMBINE),
-        _one_of("offset", offset, _lib.OFFSET),
-        bool(dilate_queries),
-        _one_of("layout", layout, _lib.LAYOUT),
-        _one_of("query_placement", query_placement, _lib.PLACEMENT),
-        _one_of("schedule", schedule, _lib.SCHEDULE),
-        _count("bucket", bucket, 2**63 - 1),
-        _count("threads", threads, 2**31 - 1),
-        _positive("timeout", timeout),
-        _name("kernel", kernel),
-        bool(pool),
-        bool(plan_cache),
+        bool(given.is_causal),
+        limits(given.window),
+        None if given.scale is None else _number("scale", given.scale),
+        _number("dropout_p", given.dropout_p),
+        _one_of("combine", given.combine, _lib.COMBINE),
+        _one_of("offset", given.offset, _lib.OFFSET),
+        bool(given.dilate_queries),
+        _one_of("layout", given.layout, _lib.LAYOUT),
+        _one_of("query_placement", given.query_placement, _lib.PLACEMENT),
+        _one_of("schedule", given.schedule, _lib.SCHEDULE),
+        _count("bucket", given.bucket, 2**63 - 1),
+        _count("threads", given.threads, 2**31 - 1),
+        _positive("timeout", given.timeout),
+        _name("kernel", given.kernel),
+        bool(given.enable_memory_pool),
+        bool(given.use_pattern_cache),
     )
 
 
@@ -287,9 +254,9 @@ def _number(name: str, value: Any) -> float:
     return number
 
 
-def _positive(name: str, value: Any) -> float:
+def _positive(name: str, value: Any) -> Optional[float]:
     if value is None:
-        return 0.0
+        return None
     if not _number(name, value) > 0:
         raise ValueError(f"{name} is {value} seconds; it must be positive")
     return float(value)
@@ -330,9 +297,7 @@ def problem_for(options: Options, shape: Shape, warn: bool = True) -> Problem:
 
 def rows_problem(layout: str, rows: int) -> Problem:
     """A small dense problem, to ask which of a number of rows each rank holds."""
-    options = make_options(
-        None, None, False, None, None, 0.0, "heads", "branch", True, layout, "sharded", "auto", None, None, None, "auto"
-    )
+    options = make_options(Settings(layout=layout))
     return problem_for(options, Shape(_lib.F32, _lib.CPU, 1, rows, rows, 1, 1, 1), warn=False)
 
 

@@ -75,7 +75,7 @@ class Communicator:
         if plan:
             lib.ra_plan_destroy(plan)
 
-    def set_timeout(self, timeout: float) -> None:
+    def set_timeout(self, timeout: Optional[float]) -> None:
         timeout = timeout or _TIMEOUT
         if timeout != self._timeout:
             _lib.check(lib.ra_comm_set_timeout(self.handle, timeout, max(_START_TIMEOUT, timeout)))
@@ -263,8 +263,9 @@ _ROWS = {"forward": "qkkqq", "backward": "qkkqqqqqkk"}
 _RESULTS = {"forward": (3, 4), "backward": (7, 8, 9)}
 
 
-def _lasting(options: Options) -> bool:
-    return options.pool and options.plan_cache
+def lasting(options: Options) -> bool:
+    """Whether buffers and plans of a call serve the next one."""
+    return options.enable_memory_pool and options.use_pattern_cache
 
 
 def run_on(
@@ -291,7 +292,7 @@ class Alone:
         return None
 
     def run(self, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int, tensors: tuple[Tensor, ...]) -> None:
-        if _lasting(problem.options):
+        if lasting(problem.options):
             run_on(alone(), call, problem, seed, ranges, stream, tensors)
         else:  # nothing of an earlier call serves this one
             comm = self_communicator()
@@ -374,8 +375,8 @@ def _spare(shape: Shape, size: int, is_lse: bool, kept: list[Any]) -> Tensor:
 def _run_threads(
     ranks: int, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int, tensors: list[tuple[Tensor, ...]]
 ) -> None:
-    lasting = _lasting(problem.options)
-    comms = _thread_ranks(ranks) if lasting else _new_thread_ranks(ranks)
+    keep = lasting(problem.options)
+    comms = _thread_ranks(ranks) if keep else _new_thread_ranks(ranks)
     errors: list[Optional[BaseException]] = [None] * ranks
 
     choose_device = _device_chooser() if problem.shape.device == _lib.CUDA else None
@@ -399,8 +400,8 @@ def _run_threads(
     for thread in threads:
         thread.join()
     failed = [error for error in errors if error is not None]
-    if failed or not lasting:
-        if lasting:
+    if failed or not keep:
+        if keep:
             _local.threads.pop(ranks, None)
         _leave(comms)
     else:

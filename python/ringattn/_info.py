@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, Optional
 
 from . import _lib
-from ._config import Shape, make_options, problem_for
+from ._config import Settings, Shape, make_options, problem_for
 from ._lib import KernelInfo, lib
 
 
@@ -49,22 +49,13 @@ def describe(
     batch: int = 1,
     seq_q: Optional[int] = None,
     dtype: str = "float32",
-    segment_lengths: Optional[Sequence[int]] = None,
-    dilation_rates: Optional[Sequence[int]] = None,
-    is_causal: bool = False,
-    window: Optional[tuple[int, int]] = None,
-    combine: str = "heads",
-    offset: str = "branch",
-    dilate_queries: bool = True,
-    layout: str = "contiguous",
-    query_placement: str = "sharded",
-    schedule: str = "auto",
-    bucket: Optional[int] = None,
+    **settings: Any,
 ) -> list[dict[str, Any]]:
     """What each rank of a call would hold, compute and send: exact, and without computing anything.
 
     A list with a dictionary for each rank: rows, attended pairs, rows without any key (``holes``), bytes sent forward and
-    backward, bytes of shards and workspace, and the schedule and bucket that are chosen, with the reason.
+    backward, bytes of shards and workspace, and the schedule and bucket that are chosen, with the reason. ``settings`` are
+    those of ``ringattn.attention``: the pattern, the masks, the layout and so on.
 
     >>> import ringattn
     >>> plan = ringattn.describe(seq=1 << 20, heads=8, head_dim=64, ranks=4, is_causal=True, layout="zigzag")
@@ -74,24 +65,10 @@ def describe(
     codes = {name: code for code, name in _lib.DTYPE_NAMES.items()}
     if dtype not in codes:
         raise ValueError(f"dtype is {dtype!r}; it must be one of {', '.join(codes)}")
-    options = make_options(
-        segment_lengths,
-        dilation_rates,
-        is_causal,
-        window,
-        None,
-        0.0,
-        combine,
-        offset,
-        dilate_queries,
-        layout,
-        query_placement,
-        schedule,
-        bucket,
-        None,
-        None,
-        "auto",
-    )
+    unknown = set(settings) - set(Settings._fields)
+    if unknown:
+        raise TypeError(f"describe() got an unexpected keyword argument {sorted(unknown)[0]!r}")
+    options = make_options(Settings(**settings))
     shape = Shape(codes[dtype], _lib.CPU, batch, seq if seq_q is None else seq_q, seq, heads, kv_heads or heads, head_dim)
     problem = problem_for(options, shape, warn=False)
     return [_as_dict(problem.summary(rank, ranks)) for rank in range(ranks)]

@@ -230,7 +230,8 @@ version: str = lib.ra_version().decode()
 
 
 def last_error() -> str:
-    return lib.ra_last_error().decode(errors="replace")
+    sentence: bytes = lib.ra_last_error()
+    return sentence.decode(errors="replace")
 
 
 def fail(status: int, detail: str = "") -> None:

@@ -42,7 +42,12 @@ class GlooMailbox(Mailbox):
         self.writers: dict[int, tuple[threading.Thread, queue.SimpleQueue[Any]]] = {}
 
     def add(self, flat: Any) -> None:
-        self.torch.distributed.all_reduce(flat, group=self.callers)
+        group = self.callers
+        try:
+            group._get_backend(flat.device)
+        except RuntimeError:  # nccl, which knows no memory of the host
+            group = self.group
+        self.torch.distributed.all_reduce(flat, group=group)
 
     def members(self) -> set[int]:
         return set(self.torch.distributed.get_process_group_ranks(self.callers))
@@ -159,9 +164,8 @@ class MpiMailbox(Polled):
         # The library's heartbeat thread may only call MPI beside the caller's own calls if MPI is ready for that.
         free = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         super().__init__(comm.Get_rank(), comm.Get_size(), 0 if free else _lib.CALLER_THREAD)
-        self._sends: list[
-            tuple[list[Any], Any, Optional[Request]]
-        ] = []  # MPI requests, memory that they read, the library's request
+        # MPI requests, memory that they read, the library's request
+        self._sends: list[tuple[list[Any], Any, Optional[Request]]] = []
         self._receives: list[tuple[list[Any], int, int, int, Optional[Request], Any]] = []
 
     def add(self, flat: Any) -> None:

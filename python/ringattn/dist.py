@@ -21,8 +21,8 @@ import weakref
 from typing import Any
 
 from . import _lib
-from ._config import Options, Problem, Shape, problem_for, rows_problem
-from ._engine import Alone, Communicator, InProcess, Ranges, Tensor, run_on
+from ._config import Options, Problem, Settings, Shape, problem_for, rows_problem
+from ._engine import Alone, Communicator, InProcess, Ranges, Tensor, lasting, run_on
 from ._transports import GlooMailbox, MpiMailbox
 
 # ----------------------------------------------------------------------------------------------------------------------- groups
@@ -30,6 +30,7 @@ from ._transports import GlooMailbox, MpiMailbox
 # What every rank tells every other before a call, and the same length for a rank that only says why it does not take part.
 _RECORD = struct.Struct("<?qqQ16s")  # taking part, query rows, key rows, seed, digest
 _RECORD_BYTES = 512
+_AGREED = Settings._fields.index("threads")  # settings from here on are each rank's own
 
 
 class Processes(Alone):
@@ -52,7 +53,7 @@ class Processes(Alone):
     def agree(self, options: Options, shape: Shape, seed: int, ranges: Ranges) -> tuple[Problem, int]:
         """The global problem of a call whose local shape is given. Ranks learn each other's rows, and take rank 0's seed."""
         replicated = options.query_placement == "replicated"
-        local = self._digest(tuple(options)[:14], shape._replace(seq_q=0, seq_k=0), ranges)
+        local = self._digest(tuple(options)[:_AGREED], shape._replace(seq_q=0, seq_k=0), ranges)
         self.comm.set_timeout(options.timeout)
         records = self._exchange(_RECORD.pack(True, shape.seq_q, shape.seq_k, seed, local))
         parts = [_RECORD.unpack_from(record) for record in records]
@@ -97,7 +98,7 @@ class Processes(Alone):
             pass  # the caller has a better reason to raise
 
     def run(self, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int, tensors: tuple[Tensor, ...]) -> None:
-        if not (problem.options.pool and problem.options.plan_cache):
+        if not lasting(problem.options):
             self.renew()
         run_on(self.comm, call, problem, seed, ranges, stream, tensors)
 
@@ -131,7 +132,8 @@ class Processes(Alone):
 
     def members(self) -> set[int]:
         """The ranks of torch.distributed that form the group."""
-        return self.mailbox.members()
+        members: set[int] = self.mailbox.members()
+        return members
 
     def leave(self) -> None:
         self.comm.close()
@@ -169,7 +171,8 @@ def resolve(group: Any) -> Any:
 
 def key_of(group: Any) -> str:
     """A name of a group for the arguments of a torch operator, which cannot hold objects."""
-    return resolve(group).key
+    key: str = resolve(group).key
+    return key
 
 
 def _by_key(key: str) -> Any:
@@ -182,9 +185,9 @@ def _by_key(key: str) -> Any:
     if found is not None:
         return found[1]
     if kind == "dist":
-        from torch.distributed.distributed_c10d import _resolve_process_group
+        from torch.distributed import distributed_c10d
 
-        return _torch(_resolve_process_group(name))  # type: ignore[arg-type]
+        return _torch(distributed_c10d._resolve_process_group(name))  # type: ignore[attr-defined,arg-type]
     raise ValueError(f"group {key!r} is unknown in this process")
 
 

@@ -102,8 +102,13 @@ class _Pass(torch.autograd.Function):
         return _pass(x, num, size, group)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         return _pass(gradient, -ctx.num, ctx.size, ctx.group), None, None, None
+
+
+def _apply(function: Any, *arguments: Any) -> torch.Tensor:
+    result: torch.Tensor = function.apply(*arguments)
+    return result
 
 
 def _pass(x: torch.Tensor, num: int, size: int, group: Any) -> torch.Tensor:
@@ -124,7 +129,7 @@ def ring_pass(x: torch.Tensor, num: int = 1, ring_size: Optional[int] = None, gr
     tensor([1., 1.])
     """
     size = _ring_size(ring_size, group)
-    return x if num % size == 0 else _Pass.apply(x, num, size, group)
+    return x if num % size == 0 else _apply(_Pass, x, num, size, group)
 
 
 class RingInfo(NamedTuple):
@@ -181,8 +186,9 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, dim: int, group: Any) -> torch.Tensor:
         ctx.dim, ctx.group = dim, group
-        counts = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size(group))]
-        dist.all_gather(counts, torch.tensor([x.size(dim)]), group=group)
+        mine = torch.tensor([x.size(dim)], device=x.device)  # nccl knows no other device
+        counts = [torch.zeros_like(mine) for _ in range(dist.get_world_size(group))]
+        dist.all_gather(counts, mine, group=group)
         ctx.counts = [int(count) for count in counts]
         longest = max(ctx.counts)
         padded = x.new_zeros((longest, *x.movedim(dim, 0).shape[1:]))  # gloo gathers equal shapes
@@ -192,7 +198,7 @@ class _Gather(torch.autograd.Function):
         return torch.cat([part[:count] for part, count in zip(parts, ctx.counts)]).movedim(0, dim).contiguous()
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
         total = gradient.contiguous().clone()
         dist.all_reduce(total, group=ctx.group)
         rank = dist.get_rank(ctx.group)
@@ -211,7 +217,7 @@ def gather_from_rank(x: torch.Tensor, dim: int = 1, group: Any = None) -> torch.
     """
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size(group) == 1:
         return x
-    return _Gather.apply(x, dim % x.dim(), group)
+    return _apply(_Gather, x, dim % x.dim(), group)
 
 
 # -------------------------------------------------------------------------------------------------------------------- attention

@@ -109,16 +109,17 @@ class RingDilatedAttention(nn.Module):
         self.layout, self.query_placement, self.schedule = layout, query_placement, schedule
         self.combine, self.offset, self.dilate_queries = combine, offset, dilate_queries
         self.window, self.scale, self.threads, self.timeout = window, scale, threads, timeout
-        self._options()  # a wrong argument is found here, not in the first forward
+        _config.make_options(self.settings(False))  # a wrong argument is found here, not in the first forward
 
-    def _options(self) -> _config.Options:
-        return _config.make_options(
+    def settings(self, is_causal: bool) -> tuple[Any, ...]:
+        """What the module tells ``attention`` in a call, in the order of `_config.Settings`."""
+        return (
             self.segment_lengths,
             self.dilation_rates,
-            False,
+            is_causal,
             self.window,
             self.scale,
-            self.dropout,
+            self.dropout if self.training else 0.0,
             self.combine,
             self.offset,
             self.dilate_queries,
@@ -128,13 +129,16 @@ class RingDilatedAttention(nn.Module):
             self.bucket_size,
             self.threads,
             self.timeout,
-            "auto",
+            "auto" if self.use_flash_attention else "scalar",
+            self.enable_memory_pool,
+            self.use_pattern_cache,
         )
 
     @property
     def ring_size(self) -> int:
         """The number of ranks."""
-        return _dist.resolve(self.group).ranks
+        ranks: int = _dist.resolve(self.group).ranks
+        return ranks
 
     def _compute_dtype(self, query: torch.Tensor) -> torch.dtype:
         if self.dtype is not None:
@@ -151,40 +155,17 @@ class RingDilatedAttention(nn.Module):
         key_range: Any = None,
         seed: Any = None,
         return_lse: bool = False,
+        **unsupported: Any,
     ) -> Any:
         """``[B, N, H, D]`` in and out; this rank's rows where the group is one of processes."""
+        _config.refuse("forward", unsupported)
         if self.device is not None and (
             query.device.type != self.device.type or self.device.index not in (None, query.device.index)
         ):
             raise ValueError(f"query is on {query.device} and the module on {self.device}")
         given, dtype = query.dtype, self._compute_dtype(query)
-        result = attention(
-            query.to(dtype),
-            key.to(dtype),
-            value.to(dtype),
-            segment_lengths=self.segment_lengths,
-            dilation_rates=self.dilation_rates,
-            is_causal=is_causal,
-            window=self.window,
-            key_range=key_range,
-            scale=self.scale,
-            dropout_p=self.dropout if self.training else 0.0,
-            seed=seed,
-            combine=self.combine,
-            offset=self.offset,
-            dilate_queries=self.dilate_queries,
-            group=self.group,
-            layout=self.layout,
-            query_placement=self.query_placement,
-            schedule=self.schedule,
-            bucket=self.bucket_size,
-            threads=self.threads,
-            timeout=self.timeout,
-            kernel="auto" if self.use_flash_attention else "scalar",
-            return_lse=return_lse,
-            enable_memory_pool=self.enable_memory_pool,
-            use_pattern_cache=self.use_pattern_cache,
-        )
+        tensors = query.to(dtype), key.to(dtype), value.to(dtype)
+        result = attention(*tensors, self.settings(is_causal), key_range, seed, self.group, return_lse)
         if torch.is_autocast_enabled(query.device.type):
             return result
         return (result[0].to(given), result[1]) if return_lse else result.to(given)

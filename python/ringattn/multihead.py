@@ -191,9 +191,8 @@ class RingMultiheadDilatedAttention(nn.Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[torch.Tensor, None]:
-        """``[B, N, E]`` in (``[N, B, E]`` without batch_first, ``[N, E]`` without a batch), ``(output, None)`` out. key and
-        value default to
-        query."""
+        """``[B, N, E]`` in (``[N, B, E]`` without batch_first, ``[N, E]`` without a batch), ``(output, None)`` out. key
+        defaults to query, and value to key."""
         if need_weights:
             raise ValueError(
                 "need_weights=True is not supported: the weights are never formed, which is what makes long sequences possible"
@@ -212,9 +211,7 @@ class RingMultiheadDilatedAttention(nn.Module):
         causal = self._causal(attn_mask, is_causal, query, key)
         key_range = self._key_range(key_padding_mask, key)
         if together and self.in_proj_weight is not None:
-            key = value = (
-                None  # one projection; said here, since a checkpoint may hand over copies that are no longer the same tensor
-            )
+            key = value = None  # one projection; said here, since a checkpoint may hand over copies of one tensor
         if self.checkpoint and torch.is_grad_enabled():
             output = _checkpoint(self._attend, query, key, value, causal, key_range, use_reentrant=False)
         else:
@@ -235,33 +232,11 @@ class RingMultiheadDilatedAttention(nn.Module):
     ) -> torch.Tensor:
         inner = self.attention
         q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)) for x in self._project(query, key, value))
-        out = attention(
-            q,
-            k,
-            v,
-            segment_lengths=inner.segment_lengths,
-            dilation_rates=inner.dilation_rates,
-            is_causal=causal,
-            window=inner.window,
-            key_range=key_range,
-            scale=inner.scale,
-            dropout_p=inner.dropout if self.training else 0.0,
-            combine=inner.combine,
-            offset=inner.offset,
-            dilate_queries=inner.dilate_queries,
-            group=inner.group,
-            layout=inner.layout,
-            schedule=inner.schedule,
-            bucket=inner.bucket_size,
-            threads=inner.threads,
-            timeout=inner.timeout,
-            kernel="auto" if inner.use_flash_attention else "scalar",
-            enable_memory_pool=inner.enable_memory_pool,
-            use_pattern_cache=inner.use_pattern_cache,
-        ).flatten(2)
+        out = attention(q, k, v, inner.settings(causal), key_range, None, inner.group, False).flatten(2)
         if self.norm is not None:
             out = self.norm(out)
-        return self.out_proj(out)
+        projected: torch.Tensor = self.out_proj(out)
+        return projected
 
     def _project(
         self, query: torch.Tensor, key: Optional[torch.Tensor], value: Optional[torch.Tensor]

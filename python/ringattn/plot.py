@@ -50,7 +50,7 @@ def kind(result: Result) -> str:
     """bench, memory, plan or peers: as the result says, or as its fields show."""
     named = result.get("command")
     if named in _PANELS:
-        return named
+        return str(named)
     if "ranks" in result and "balance" in result:
         return "plan"
     rows = result.get("rows")

@@ -8,14 +8,14 @@ do not mean a new graph. ``forward`` also returns what the ranks agreed on befor
 
 from __future__ import annotations
 
-from typing import Any, Optional, Sequence
+from typing import Any, Optional, get_args, get_type_hints
 
 import torch
 
 from . import _lib
 from . import dist as _dist
 from ._attention import checked_seed, checked_shapes, key_ranges
-from ._config import Options, Problem, Settings, Shape, make_options, make_settings, problem_for
+from ._config import Options, Problem, Settings, Shape, checked, make_options, problem_for
 from ._engine import NOTHING, Tensor
 
 _CODES = {torch.float32: _lib.F32, torch.bfloat16: _lib.BF16, torch.float16: _lib.F16, torch.float64: _lib.F64}
@@ -23,6 +23,7 @@ DTYPES = {code: dtype for dtype, code in _CODES.items()}
 _KINDS = {"cpu": _lib.CPU, "cuda": _lib.CUDA}
 _ONE_DEVICE = "query, key and value are on {}, {} and {}; they must be on one device"
 _STATE = 3  # global query rows, global key rows, seed
+_DROPOUT = Settings._fields.index("dropout_p")
 
 
 # -------------------------------------------------------------------------------------------------------------------- operators
@@ -193,82 +194,15 @@ def _state(problem: Problem, seed: int) -> torch.Tensor:
     return torch.tensor((problem.shape.seq_q, problem.shape.seq_k, _signed(seed)))
 
 
-def _arguments(settings: Settings, group: str) -> tuple[Any, ...]:
-    """The arguments of the operators that are no tensors."""
-    return (
-        settings.segment_lengths,
-        settings.dilation_rates,
-        settings.is_causal,
-        (settings.window_left, settings.window_right),
-        settings.scale,
-        settings.dropout_p,
-        settings.combine,
-        settings.offset,
-        settings.dilate_queries,
-        group,
-        settings.layout,
-        settings.query_placement,
-        settings.schedule,
-        settings.bucket,
-        settings.threads,
-        settings.timeout,
-        settings.kernel,
-        settings.pool,
-        settings.plan_cache,
-    )
+def _schema_type(annotation: Any) -> str:
+    """A Settings field's type in the language of operator schemas."""
+    optional = type(None) in get_args(annotation)
+    plain = get_args(annotation)[0] if optional else annotation
+    return {tuple[int, ...]: "SymInt[]", int: "SymInt", float: "float", bool: "bool", str: "str"}[plain] + "?" * optional
 
 
-def _from_arguments(
-    segment_lengths: Any,
-    dilation_rates: Any,
-    is_causal: bool,
-    window: Any,
-    scale: Optional[float],
-    dropout_p: float,
-    combine: str,
-    offset: str,
-    dilate_queries: bool,
-    group: str,
-    layout: str,
-    query_placement: str,
-    schedule: str,
-    bucket: int,
-    threads: int,
-    timeout: float,
-    kernel: str,
-    pool: bool,
-    plan_cache: bool,
-) -> tuple[Options, Any]:
-    """The options and the group that `_arguments` wrote down."""
-    options = make_options(
-        segment_lengths,
-        dilation_rates,
-        is_causal,
-        window,
-        scale,
-        dropout_p,
-        combine,
-        offset,
-        dilate_queries,
-        layout,
-        query_placement,
-        schedule,
-        bucket,
-        threads,
-        timeout or None,
-        kernel,
-        pool,
-        plan_cache,
-    )
-    return options, _dist.resolve(group)
-
-
-# The arguments that both operators share.
-_SETTINGS = (
-    "SymInt[] segment_lengths, SymInt[] dilation_rates, bool is_causal, SymInt[] window, float? scale, float dropout_p, "
-    "str combine, str offset, bool dilate_queries, str group, str layout, str query_placement, str schedule, SymInt bucket, "
-    "SymInt threads, float timeout, str kernel, bool pool, bool plan_cache"
-)
+# The arguments that both operators share: (*settings, group).
+_SETTINGS = ", ".join(f"{_schema_type(kind)} {name}" for name, kind in get_type_hints(Settings).items()) + ", str group"
 
 
 @torch.library.custom_op(
@@ -285,7 +219,7 @@ def forward_op(
     key_range: Optional[torch.Tensor],
     *settings: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    options, where = _from_arguments(*settings)
+    options, where = make_options(settings[:-1]), _dist.resolve(settings[-1])
     ranges = key_ranges(key_range, query.size(0))
     out, lse, problem, number = run_forward(query, key, value, options, where, _number_of(seed), ranges, True)
     assert lse is not None
@@ -322,7 +256,7 @@ def backward_op(
     key_range: Optional[torch.Tensor],
     *settings: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    options, where = _from_arguments(*settings)
+    options, where = make_options(settings[:-1]), _dist.resolve(settings[-1])
     seq_q, seq_k, seed = state.tolist()
     problem = problem_for(options, _checked(query, key, value)[0]._replace(seq_q=seq_q, seq_k=seq_k))
     return run_backward(
@@ -372,7 +306,7 @@ class _Eager(torch.autograd.Function):
         where: Any,
         seed: int,
         ranges: Any,
-    ) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         out, lse, problem, seed = run_forward(query, key, value, options, where, seed, ranges, True)
         ctx.call = problem, where, seed, ranges
         ctx.set_materialize_grads(False)
@@ -381,16 +315,14 @@ class _Eager(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx: Any, dout: Optional[torch.Tensor], dlse: Optional[torch.Tensor]) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dout: Optional[torch.Tensor], dlse: Optional[torch.Tensor]) -> Any:
         query, key, value, out, lse = ctx.saved_tensors
         if dout is None:
             if dlse is None:
                 return None, None, None, None, None, None, None
             dout = torch.zeros_like(out)
         problem, where, seed, ranges = ctx.call
-        if (
-            torch.is_grad_enabled()
-        ):  # create_graph: the operator refuses to be differentiated again, instead of being taken for a constant
+        if torch.is_grad_enabled():  # create_graph: the operator refuses a second derivative, where a constant would hide it
             dq, dk, dv = backward_op(
                 query,
                 key,
@@ -401,7 +333,8 @@ class _Eager(torch.autograd.Function):
                 dlse,
                 _state(problem, seed),
                 _range_tensor(ranges and list(zip(*ranges)), query.size(0)),
-                *_arguments(problem.options, where.key),
+                *problem.options,
+                where.key,
             )
         else:
             dq, dk, dv = run_backward(query, key, value, out, lse, dout, dlse, problem, where, seed, ranges)
@@ -409,7 +342,7 @@ class _Eager(torch.autograd.Function):
 
 
 # Function.apply without its search for functorch's wrappers, which `_plain` has ruled out.
-_eager = super(torch.autograd.Function, _Eager).apply
+_eager: Any = super(torch.autograd.Function, _Eager).apply
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -464,32 +397,14 @@ def attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    segment_lengths: Optional[Sequence[int]] = None,
-    dilation_rates: Optional[Sequence[int]] = None,
-    is_causal: bool = False,
-    window: Optional[tuple[int, int]] = None,
-    key_range: Any = None,
-    scale: Optional[float] = None,
-    dropout_p: float = 0.0,
-    seed: Any = None,
-    combine: str = "heads",
-    offset: str = "branch",
-    dilate_queries: bool = True,
-    group: Any = None,
-    layout: str = "contiguous",
-    query_placement: str = "sharded",
-    schedule: str = "auto",
-    bucket: Optional[int] = None,
-    threads: Optional[int] = None,
-    timeout: Optional[float] = None,
-    kernel: str = "auto",
-    return_lse: bool = False,
-    enable_memory_pool: bool = True,
-    use_pattern_cache: bool = True,
+    given: tuple[Any, ...],
+    key_range: Any,
+    seed: Any,
+    group: Any,
+    return_lse: bool,
 ) -> Any:
-    """``ringattn.attention`` for torch tensors, with two switches more.
+    """``ringattn.attention`` for torch tensors, its settings given in order.
 
-    ``enable_memory_pool=False`` allocates afresh for each call, ``use_pattern_cache=False`` plans afresh for each call.
     ``seed`` and ``key_range`` may be int64 tensors, which torch.compile does not fix in its graph.
 
     >>> import torch, ringattn
@@ -499,37 +414,16 @@ def attention(
     >>> x.grad.shape
     torch.Size([1, 8, 2, 4])
     """
-    given = (
-        segment_lengths,
-        dilation_rates,
-        is_causal,
-        window,
-        scale,
-        dropout_p,
-        combine,
-        offset,
-        dilate_queries,
-        layout,
-        query_placement,
-        schedule,
-        bucket,
-        threads,
-        timeout,
-        kernel,
-        enable_memory_pool,
-        use_pattern_cache,
-    )
+    dropout_p = given[_DROPOUT]
     if torch.compiler.is_compiling() or not _plain(query, key, value):
         query, key, value = _ready(query, key, value)
-        settings, seed = make_settings(*given), _seed_tensor(seed, dropout_p)
-        out, lse, _ = forward_op(
-            query, key, value, seed, _range_tensor(key_range, query.size(0)), *_arguments(settings, key_of(group))
-        )
+        settings, seed = checked(Settings(*given)), _seed_tensor(seed, dropout_p)
+        out, lse, _ = forward_op(query, key, value, seed, _range_tensor(key_range, query.size(0)), *settings, key_of(group))
         return (out, lse) if return_lse else out
     where = _dist.resolve(group)
     try:
         query, key, value = _ready(query, key, value)
-        options, ranges = make_options(*given), key_ranges(key_range, query.size(0))
+        options, ranges = make_options(given), key_ranges(key_range, query.size(0))
         number = _number_of(_seed_tensor(seed, dropout_p))
     except ValueError as error:
         where.refuse(str(error))
@@ -559,21 +453,3 @@ def _ready(query: Any, key: Any, value: Any) -> tuple[torch.Tensor, torch.Tensor
         return query, key, value
     dtype = torch.get_autocast_dtype(kind)  # float64 is left alone, as autocast itself does
     return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))  # type: ignore[return-value]
-
-
-def attention_of(
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    options: Options,
-    key_range: Any,
-    seed: Any,
-    group: Any,
-    return_lse: bool,
-) -> Any:
-    """For tensors that came by DLPack: forward only."""
-    number = _number_of(_seed_tensor(seed, options.dropout_p))
-    out, lse, _, _ = run_forward(
-        query, key, value, options, _dist.resolve(group), number, key_ranges(key_range, query.size(0)), return_lse
-    )
-    return (out, lse) if return_lse else out

@@ -7,26 +7,16 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, Callable, Optional
 
 import torch
 
+from ._config import Settings, checked
 from .multihead import range_of_mask
-from .torch import attention as _attention
+from .torch import attention
 
-_OPTIONS = set(inspect.signature(_attention).parameters) - {
-    "query",
-    "key",
-    "value",
-    "is_causal",
-    "window",
-    "key_range",
-    "scale",
-    "dropout_p",
-    "seed",
-    "return_lse",
-}
+# What a model does not decide itself.
+_OPTIONS = {*Settings._fields, "group"} - {"is_causal", "window", "scale", "dropout_p"}
 
 
 # What a model's mask says, handed from the mask function to the attention function. transformers passes masks on as tensors of
@@ -81,7 +71,7 @@ def register(name: str = "ringattn", **options: Any) -> None:
 def _mask(
     batch_size: int,
     kv_length: int,
-    mask_function: Callable,
+    mask_function: Callable[..., Any],
     attention_mask: Optional[torch.Tensor] = None,
     q_length: Any = None,
     q_offset: Any = 0,
@@ -150,7 +140,10 @@ def _says_no(answer: tuple[torch.Tensor, torch.Tensor]) -> bool:
     return bool((~seen & (distance == 1)).any())
 
 
-def _attention_function(options: dict[str, Any]) -> Callable:
+def _attention_function(options: dict[str, Any]) -> Callable[..., Any]:
+    group = options.pop("group", None)
+    base = checked(Settings(**options))
+
     def ringattn_attention(
         module: torch.nn.Module,
         query: torch.Tensor,
@@ -168,7 +161,7 @@ def _attention_function(options: dict[str, Any]) -> Callable:
                 raise ValueError(f"{name} is not supported by ringattn")
         if kwargs.get("output_attentions"):
             raise ValueError("output_attentions is not supported by ringattn: the weights are never formed")
-        window, key_range = None, None
+        window, key_range = (-1, -1), None
         if attention_mask is not None:
             causal, window, keys, key_range = _decode(attention_mask)
             key, value = key[:, :, :keys], value[:, :, :keys]
@@ -178,9 +171,7 @@ def _attention_function(options: dict[str, Any]) -> Callable:
                 window = (sliding_window - 1, 0 if causal else sliding_window - 1)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-        out = _attention(
-            query, key, value, is_causal=causal, window=window, key_range=key_range, scale=scaling, dropout_p=dropout, **options
-        )
-        return out, None
+        settings = base._replace(is_causal=causal, window=window, scale=scaling, dropout_p=dropout)
+        return attention(query, key, value, settings, key_range, None, group, False), None
 
     return ringattn_attention

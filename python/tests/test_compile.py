@@ -3,16 +3,14 @@
 import pytest
 import ringattn
 import torch
-from ringattn.torch import _arguments, backward_op, forward_op
+from ringattn._config import Settings
+from ringattn.torch import backward_op, forward_op
 
 pytestmark = pytest.mark.filterwarnings("ignore::ringattn.HolesWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
 
 
 def arguments(group="", **options):
-    from ringattn import _config
-
-    base = _config.Settings()._replace(**options)
-    return _arguments(base, group)
+    return (*Settings(**options), group)
 
 
 def tensors(dtype=torch.float64, requires_grad=True):

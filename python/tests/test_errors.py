@@ -59,9 +59,28 @@ def test_a_wrong_option_is_named(options, match):
     refused(match, **options)
 
 
-def test_an_unknown_argument_is_a_type_error():
-    with pytest.raises(TypeError, match="attn_mask"):
-        ringattn.attention(X, X, X, attn_mask=np.zeros((8, 8)))
+@pytest.mark.parametrize(
+    "options, match",
+    [
+        ({"attn_mask": np.zeros((8, 8))}, "attn_mask is not supported: .*is_causal, window, key_range"),
+        ({"attention_mask": np.ones((8, 8), bool)}, "attention_mask is not supported"),
+        ({"attn_bias": 1.0}, "attn_bias is not supported"),
+        ({"need_weights": True}, "need_weights is not supported: the weights are never formed"),
+        ({"softcap": 30.0}, "softcap is not supported"),
+        ({"sinks": [0.0]}, "sinks is not supported"),
+        ({"cu_seqlens": [0, 4, 8]}, "cu_seqlens is not supported"),
+    ],
+)
+def test_an_argument_that_is_not_supported_raises_with_the_reason(options, match):
+    refused(match, **options)
+
+
+def test_an_argument_that_asks_for_nothing_is_taken_and_an_unknown_one_is_a_type_error():
+    assert np.array_equal(ringattn.attention(X, X, X, attn_mask=None, need_weights=False), ringattn.attention(X, X, X))
+    with pytest.raises(TypeError, match="unexpected keyword argument 'is_casual'"):
+        ringattn.attention(X, X, X, is_casual=True)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'is_casual'"):
+        ringattn.describe(seq=8, heads=1, head_dim=8, is_casual=True)
 
 
 @pytest.mark.parametrize(

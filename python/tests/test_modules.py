@@ -110,6 +110,7 @@ def test_memory_pool_and_pattern_cache_switches_do_what_they_say(group):
             fresh(q, k, v)
             fresh(other, other, other)
         assert ringattn.stats()["cache_hits"] == 0 and ringattn.stats()["pool_hits"] == 0
+        torch.testing.assert_close(fresh(q, k, v), kept(q, k, v), rtol=0, atol=2e-6)
 
 
 def test_dtype_none_is_the_librarys_recommendation():
@@ -177,11 +178,15 @@ def test_wrong_arguments_are_found_on_construction(options, match):
         ringattn.RingDilatedAttention(**options)
 
 
-def test_an_unknown_argument_raises():
+def test_an_argument_that_is_not_supported_raises():
     with pytest.raises(TypeError, match="attn_mask"):
         ringattn.RingDilatedAttention(attn_mask=None)
-    with pytest.raises(TypeError, match="attn_mask"):
-        ringattn.RingDilatedAttention()(*inputs(), attn_mask=None)
+    for name in PRESETS:
+        module = getattr(ringattn, name)()
+        with pytest.raises(ValueError, match="attn_mask is not supported: .*window"):
+            module(*inputs(), attn_mask=torch.zeros(24, 24))
+        with pytest.raises(TypeError, match="is_casual"):
+            module(*inputs(), is_casual=True)
 
 
 def test_inputs_on_another_device_than_the_modules_raise():
