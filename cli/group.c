@@ -54,7 +54,10 @@ void group_end(ra_status status, int code, bool quiet) {
         world = NULL;
         return;
     }
-    if (world) ra_comm_abort(world, status, ra_last_error());
+    if (world) {
+        ra_comm_abort(world, status, ra_last_error());
+        ra_comm_destroy(world); /* its last word gets out */
+    }
     if (quiet) nanosleep(&(struct timespec){5, 0}, NULL); /* the launcher ends this as soon as the other rank has left */
     if (world) _exit(code); /* MPI is not finalized now: that could wait for a rank that is gone */
 }
@@ -95,7 +98,7 @@ ra_status group_gather(group *g, void *all, int64_t bytes) {
 
 typedef struct rank_thread {
     rank_job job;
-    ra_status (*body)(rank_job *job);
+    rank_function body;
     ra_status status;
     char sentence[1024];
     pthread_t thread;
@@ -140,7 +143,8 @@ static void watch(const group *g, const char *what, _Atomic int *running) {
     progress_end();
 }
 
-ra_status group_run(group *g, const char *what, ra_status (*body)(rank_job *job), void *arg) {
+ra_status group_run(group *g, const char *what, rank_function body, void *arg) {
+    if (g->run) return g->run(g, body, arg);
     if (g->comms[0] == world) return body(&(rank_job){g, g->first, g->ranks, world, arg});
     rank_thread *threads = calloc((size_t)g->local, sizeof *threads);
     if (!threads) return ra_fail(RA_NOMEM, "no memory for %d ranks", g->local);

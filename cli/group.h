@@ -6,6 +6,9 @@
 
 #include "options.h"
 
+typedef struct rank_job rank_job;
+typedef ra_status (*rank_function)(rank_job *job);
+
 typedef struct group {
     int ranks;
     int first, local;     /* the ranks of this process */
@@ -13,6 +16,7 @@ typedef struct group {
     _Atomic int64_t done; /* for the progress bar: rank bodies add to it, up to total */
     int64_t total;
     double expected; /* or, where nothing can be counted, the seconds that it should take; 0: unknown */
+    ra_status (*run)(struct group *g, rank_function body, void *arg); /* in place of threads; NULL: threads */
 } group;
 
 /* True if the settings and the environment ask for one process a rank. */
@@ -36,17 +40,17 @@ ra_status group_open(const settings *s, int ranks, group *g);
 void group_close(group *g);
 
 /* What a rank's thread works with. */
-typedef struct rank_job {
+struct rank_job {
     group *group;
     int rank, ranks;
     ra_comm *comm;
     void *arg;
-} rank_job;
+};
 
 /* Runs body once for each rank of this process, each on a thread of its own, and waits for all. A rank that fails tells the
  * others. Returns the failure that came first in meaning: one that is not merely the echo of another's. `what` labels the
  * progress bar. */
-ra_status group_run(group *g, const char *what, ra_status (*body)(rank_job *job), void *arg);
+ra_status group_run(group *g, const char *what, rank_function body, void *arg);
 
 /* all has an entry of `bytes` bytes for each rank, of which those of this process are filled: fills the others. Returns when
  * every rank has come so far. */

@@ -218,26 +218,29 @@ static ra_status judge_sample(const job *j, verdict *v) {
     return enough ? judge_keys(j, max_score, v) : ra_fail(RA_NOMEM, "no memory for the reference");
 }
 
-ra_status verify_case(const settings *s, const ra_attention_desc *desc, int ranks, const char *what, verdict *v) {
+ra_status verify_on(group *g, const settings *s, const ra_attention_desc *desc, const char *what, verdict *v) {
     job j = {.s = s, .desc = desc};
-    group g;
     plan_totals totals;
     memset(v, 0, sizeof *v);
-    RA_TRY(check_memory_limit(s, desc, ranks, true));
-    RA_TRY(plan_sum(desc, ranks, true, &totals));
+    RA_TRY(plan_sum(desc, g->ranks, true, &totals));
     ra_status status = RA_OK;
     for (int id = 0; id < TENSOR_COUNT && status == RA_OK; id++) {
         j.t[id] = calloc((size_t)elements(desc, (tensor_id)id) + 1, sizeof(double));
         if (!j.t[id]) status = ra_fail(RA_NOMEM, "no memory to gather the results");
     }
-    if (status == RA_OK) status = group_open(s, ranks, &g);
-    if (status == RA_OK) {
-        status = group_run(&g, what, rank_body, &j);
-        if (status == RA_OK) status = collect(&j, &g);
-        group_close(&g);
-    }
+    if (status == RA_OK) status = group_run(g, what, rank_body, &j);
+    if (status == RA_OK) status = collect(&j, g);
     double work = (double)totals.pairs * (double)desc->head_dim;
     if (status == RA_OK) status = work <= FULL_LIMIT ? judge_all(&j, v) : judge_sample(&j, v);
     for (int id = 0; id < TENSOR_COUNT; id++) free(j.t[id]);
+    return status;
+}
+
+ra_status verify_case(const settings *s, const ra_attention_desc *desc, int ranks, const char *what, verdict *v) {
+    group g;
+    RA_TRY(check_memory_limit(s, desc, ranks, true));
+    RA_TRY(group_open(s, ranks, &g));
+    ra_status status = verify_on(&g, s, desc, what, v);
+    group_close(&g);
     return status;
 }
