@@ -202,22 +202,15 @@ static ra_status report(const job *j, int ranks) {
 
 /* ------------------------------------------------------------------------------------------------------------ running */
 
-/* One process creates the outputs; where ranks are processes, the others join it. */
+/* One process creates the outputs; where ranks are processes, the others join it. If it cannot, it gives up, and they learn why. */
 static ra_status make_outputs(job *j, group *g) {
-    struct {
-        int64_t failed;
-        file_names names;
-    } * all;
-    if (g->local == g->ranks) return files_create(&j->files);
-    all = calloc((size_t)g->ranks, sizeof *all);
+    if (group_speaks(g)) RA_TRY(files_create(&j->files));
+    if (g->local == g->ranks) return RA_OK;
+    file_names *all = calloc((size_t)g->ranks, sizeof *all);
     if (!all) return ra_fail(RA_NOMEM, "no memory for %d ranks", g->ranks);
-    ra_status status = group_speaks(g) ? files_create(&j->files) : RA_OK;
-    all[g->first].failed = status != RA_OK;
-    if (status == RA_OK) files_names(&j->files, &all[g->first].names);
-    ra_status gathered = group_gather(g, all, (int64_t)sizeof *all);
-    if (status == RA_OK) status = gathered;
-    if (status == RA_OK && all[0].failed) status = ra_fail(RA_ABORTED, "rank 0 could not create the outputs");
-    if (status == RA_OK && !group_speaks(g)) status = files_join(&j->files, &all[0].names);
+    if (group_speaks(g)) files_names(&j->files, &all[g->first]);
+    ra_status status = group_gather(g, all, (int64_t)sizeof *all);
+    if (status == RA_OK && !group_speaks(g)) status = files_join(&j->files, &all[0]);
     free(all);
     return status;
 }

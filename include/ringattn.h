@@ -42,7 +42,7 @@ typedef enum ra_status {
     RA_NOMEM = 2,         /* an allocation failed, or the plan exceeds memory_limit */
     RA_IO = 3,            /* a file could not be read or written, or is malformed */
     RA_PEER_LOST = 4,     /* a rank died or left */
-    RA_TIMEOUT = 5,       /* a rank stayed silent for longer than the timeout */
+    RA_TIMEOUT = 5,       /* a rank stayed silent, or ranks waited for each other, for longer than the timeout */
     RA_DISAGREE = 6,      /* ranks hold different configurations */
     RA_PROTOCOL = 7,      /* a message was short, long, repeated or damaged */
     RA_NOT_AVAILABLE = 8, /* this build or machine lacks the kernel, device or transport */
@@ -353,7 +353,8 @@ typedef struct ra_allocator {
 RA_API void ra_set_allocator(const ra_allocator *allocator);
 
 typedef enum ra_log_level { RA_LOG_NONE = 0, RA_LOG_WARN = 1, RA_LOG_INFO = 2, RA_LOG_TRACE = 3 } ra_log_level;
-/* Where log lines go (default: stderr, at the level of RINGATTN_DEBUG). */
+/* Where log lines go (default: stderr, at the level of RINGATTN_DEBUG, which is warn unless it is set). A communicator that breaks leaves
+ * one post-mortem for each rank, a text of several lines: RA_LOG_WARN if communication failed, RA_LOG_INFO if a rank gave up. */
 RA_API void ra_set_logger(void (*log)(void *ctx, ra_log_level level, const char *line), void *ctx, ra_log_level level);
 
 /* --------------------------------------------------------------------------------------------------------- machine */

@@ -438,6 +438,62 @@ static void a_buffer_that_the_transport_will_not_give_back_is_reported_and_count
     free(buf); /* safe only because the sockets are closed by now */
 }
 
+/* -------------------------------------------------------------------------------------------------------------- post-mortem */
+
+typedef struct records {
+    int count[MOST_RANKS], others, level;
+    char text[4096]; /* of rank 0 */
+} records;
+
+static void keep_record(void *ctx, ra_log_level level, const char *line) { /* one at a time */
+    records *r = ctx;
+    int rank = -1;
+    if (sscanf(line, "post-mortem of rank %d,", &rank) == 1 && rank >= 0 && rank < MOST_RANKS) r->count[rank]++;
+    else r->others++;
+    r->level = (int)level;
+    if (rank == 0) snprintf(r->text, sizeof r->text, "%s", line);
+}
+
+static records break_a_ring(group_kind kind, ra_fault_kind fault) {
+    records r = {.others = 0};
+    trial t = {.kind = kind,
+               .ranks = 3,
+               .victim = 2,
+               .fault = {.kind = fault, .sends = true, .nth = 2, .status = RA_NOMEM},
+               .job = {.steps = 9, .payload = 700, .slow = -1, .compute = 0.01}};
+    ra_set_logger(keep_record, &r, RA_LOG_INFO);
+    trial_start(&t);
+    trial_join(&t);
+    for (int rank = 0; rank < 3; rank++) ra_link_abort(t.g.links[rank], RA_IO, "once more"); /* says nothing new */
+    group_close(&t.g);
+    ra_set_logger(NULL, NULL, RA_LOG_NONE);
+    return r;
+}
+
+static void every_rank_of_a_broken_ring_leaves_one_post_mortem_with_rank_step_phase_and_the_last_messages(void **state) {
+    records r = break_a_ring(*(const group_kind *)*state, RA_FAULT_STOP);
+    assert_int_equal(r.count[0] + r.count[1], 2);
+    assert_int_equal(r.count[0], 1);
+    assert_int_equal(r.level, RA_LOG_WARN);
+    assert_int_equal(strncmp(r.text, "post-mortem of rank 0, step ", 28), 0);
+    static const char *const parts[] = {", forward: RA_TIMEOUT: rank 2 has been silent for ",
+                                        "\n    rank 2 was heard ",
+                                        "\n    rank 1 was heard ",
+                                        "\n    in flight: receive from rank 2, step ",
+                                        " (waited for)",
+                                        " s ago: posted receive from rank 2, step ",
+                                        " s ago: finished send to rank 1, step "};
+    for (int i = 0; i < 7; i++)
+        if (!strstr(r.text, parts[i])) fail_msg("no \"%s\" in: %s", parts[i], r.text);
+}
+
+static void a_rank_that_gives_up_for_a_reason_of_its_own_is_no_warning(void **state) {
+    records r = break_a_ring(*(const group_kind *)*state, RA_FAULT_FAIL);
+    for (int rank = 0; rank < 3; rank++) assert_int_equal(r.count[rank], 1);
+    assert_int_equal(r.level, RA_LOG_INFO);
+    assert_int_equal(r.others, 0);
+}
+
 /* -------------------------------------------------------------------------------------------------------------------- suite */
 
 static const struct {
@@ -461,6 +517,8 @@ static const struct {
     OVER_BOTH(an_abort_ends_the_waiting_of_all_with_its_status_and_reason),
     OVER_BOTH(an_error_sticks_to_the_link),
     OVER_BOTH(a_rank_that_is_destroyed_in_the_middle_fails_its_peers_instead_of_hanging_them),
+    OVER_BOTH(every_rank_of_a_broken_ring_leaves_one_post_mortem_with_rank_step_phase_and_the_last_messages),
+    OVER_BOTH(a_rank_that_gives_up_for_a_reason_of_its_own_is_no_warning),
 };
 
 int main(void) {

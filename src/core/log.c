@@ -28,16 +28,15 @@ static void emit(ra_log_level level, const char *line) {
 
 static int level_of_environment(void) {
     const char *value = getenv("RINGATTN_DEBUG");
-    int level = RA_LOG_NONE;
+    int level = RA_LOG_WARN;
     bool known = !value || !*value;
     for (int i = RA_LOG_NONE; !known && i <= RA_LOG_TRACE; i++) {
         known = strcmp(value, level_names[i]) == 0;
         if (known) level = i;
     }
     int unread = -1;
-    if (!known) level = RA_LOG_WARN;
     if (atomic_compare_exchange_strong(&wanted_level, &unread, level) && !known)
-        emit(RA_LOG_WARN, "RINGATTN_DEBUG is none of warn, info, trace; taken as warn");
+        emit(RA_LOG_WARN, "RINGATTN_DEBUG is none of none, warn, info, trace; taken as warn");
     return atomic_load(&wanted_level);
 }
 
@@ -54,6 +53,10 @@ void ra_log_write(ra_log_level level, const char *format, ...) {
     vsnprintf(line, sizeof line, format, args);
     va_end(args);
     emit(level, line);
+}
+
+void ra_log_text(ra_log_level level, const char *text) {
+    if (ra_log_wanted(level)) emit(level, text);
 }
 
 void ra_set_logger(void (*log)(void *ctx, ra_log_level level, const char *line), void *ctx, ra_log_level level) {

@@ -1,4 +1,4 @@
-/* Lines for the curious, off unless RINGATTN_DEBUG=warn|info|trace or ra_set_logger asks for them. */
+/* Lines on stderr, or where ra_set_logger sends them: warnings, and for the curious more (RINGATTN_DEBUG=none|warn|info|trace). */
 #ifndef RA_CORE_LOG_H
 #define RA_CORE_LOG_H
 
@@ -6,6 +6,9 @@
 
 bool ra_log_wanted(ra_log_level level);
 void ra_log_write(ra_log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* A text as it is, of any length; further lines are indented. */
+void ra_log_text(ra_log_level level, const char *text);
 
 /* The arguments are evaluated only when the line is wanted. */
 #define ra_log(level, ...)                                                                                                     \

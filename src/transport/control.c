@@ -2,7 +2,7 @@
  *
  * Each rank keeps one small receive posted for every peer on a tag of its own. Over it travel
  *
- *     beat     every eighth of the timeout, busy or not: "alive; my timeout; whom I miss; the message I wait for; yours I sent"
+ *     beat     every eighth of the timeout, busy or not: "alive; my timeout; whom I miss; what I wait for; my half of yours"
  *     leaving  the rank destroys its link in peace
  *     verdict  the link is broken: status, culprit and the sentence that everybody will say
  *
@@ -17,7 +17,8 @@
  * goes on beating, with the verdict instead of the beat, until it is destroyed.
  *
  * A message that a transport swallows leaves everybody alive and waiting. So a rank that waits asks after the message; the peer
- * answers from its list of latest sends; and what was sent long ago and never came is a verdict too. */
+ * answers from its list of latest sends; and what was sent long ago and never came is a verdict too. So are ranks that wait for
+ * each other because the program is wrong: judge.c finds them in what all say that they wait for. */
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -38,14 +39,12 @@ typedef struct control {
     int32_t suspect; /* whom the sender misses; -1: nobody */
     double timeout;  /* the sender's */
     uint32_t polled; /* the sender beats only from inside calls */
-    uint32_t asks;   /* the sender waits for a message from the receiver: */
-    uint64_t asked_tag;
-    uint64_t answered_tag; /* what became of the message that the receiver asked after */
+    uint32_t answer; /* about its half of the message for which the receiver waits in its wait of this number */
+    uint64_t answered_wait;
     uint64_t answered_sequence;
-    uint32_t answer;
+    ra_wait wait;    /* what the sender waits for */
     uint32_t status; /* of a verdict */
     int32_t culprit;
-    uint32_t reserved;
     char sentence[RA_SENTENCE];
 } control;
 
@@ -93,19 +92,21 @@ static void control_failed(ra_link *link, int rank, ra_status status) {
 
 static void answer(ra_link *link, int rank, control *message) {
     const ra_peer *peer = &link->peers[rank];
-    if (!peer->asks) return;
-    message->answered_tag = peer->asked_tag;
+    const ra_wait *wait = &peer->wait;
+    if (wait->number == 0 || wait->peer != link->rank || wait->seconds <= peer->timeout / 4) return;
+    message->answered_wait = wait->number;
     for (const ra_flight *at = link->flights; at; at = at->next) {
-        if (at->receiving || at->peer != rank || at->tag != peer->asked_tag) continue;
-        message->answer = at->request ? RA_ANSWER_SENDING : RA_ANSWER_SENT;
+        if (at->receiving == (wait->receiving != 0) || at->peer != rank || at->tag != wait->tag) continue;
+        message->answer = at->request ? RA_ANSWER_POSTED : RA_ANSWER_DONE;
         message->answered_sequence = at->sequence;
         return;
     }
+    if (!wait->receiving && ra_seen_has(&peer->seen, wait->sequence)) message->answer = RA_ANSWER_DONE;
     uint64_t known = peer->sent_count < RA_SENT_LOG ? peer->sent_count : RA_SENT_LOG;
-    for (uint64_t i = 1; i <= known; i++) { /* the latest first */
+    for (uint64_t i = 1; wait->receiving && i <= known; i++) { /* the latest first */
         uint64_t slot = (peer->sent_count - i) % RA_SENT_LOG;
-        if (peer->sent[slot].tag != peer->asked_tag) continue;
-        message->answer = RA_ANSWER_SENT;
+        if (peer->sent[slot].tag != wait->tag) continue;
+        message->answer = RA_ANSWER_DONE;
         message->answered_sequence = peer->sent[slot].sequence;
         return;
     }
@@ -121,11 +122,7 @@ static ra_status post(ra_link *link, int rank, int which, uint32_t kind, void **
                        .culprit = link->culprit};
     if (kind == VERDICT) memcpy(message.sentence, link->sentence, RA_SENTENCE);
     if (kind == BEAT) {
-        const ra_flight *awaited = link->awaited;
-        if (awaited && awaited->receiving && awaited->peer == rank && ra_link_now() - link->awaited_since > link->timeout / 4) {
-            message.asks = 1;
-            message.asked_tag = awaited->tag;
-        }
+        message.wait = ra_link_waits_for(link);
         answer(link, rank, &message);
     }
     char *buf = frame_of(link, rank, which);
@@ -180,12 +177,17 @@ void ra_control_tell(ra_link *link) {
 static void take_answer(ra_link *link, int rank, const control *message) {
     ra_peer *peer = &link->peers[rank];
     const ra_flight *awaited = link->awaited;
-    bool about_this = awaited && awaited->receiving && awaited->peer == rank && awaited->tag == message->answered_tag &&
-                      message->answer != RA_ANSWER_NOT_SENT && !ra_seen_has(&peer->seen, message->answered_sequence);
-    bool known = about_this && peer->missing && peer->missing_sequence == message->answered_sequence &&
+    if (!awaited || awaited->peer != rank) {
+        peer->missing = false;
+        return;
+    }
+    bool about_this = message->answered_wait == link->waits, posted = about_this && message->answer != RA_ANSWER_NOT_YET;
+    link->blocker = about_this && !posted ? message->wait.number : 0;
+    bool missing = posted && awaited->receiving && !ra_seen_has(&peer->seen, message->answered_sequence);
+    bool known = missing && peer->missing && peer->missing_sequence == message->answered_sequence &&
                  (uint32_t)peer->missing_answer == message->answer;
     if (!known) peer->missing_since = ra_link_now();
-    peer->missing = about_this;
+    peer->missing = missing;
     peer->missing_sequence = message->answered_sequence;
     peer->missing_answer = (ra_answer)message->answer;
 }
@@ -207,8 +209,8 @@ static void take(ra_link *link, int rank, control *message) {
          * ever. */
         if (message->suspect >= 0 && !peer->suspects) link->next_beat = 0;
         peer->suspects = message->suspect >= 0;
-        peer->asks = message->asks != 0;
-        peer->asked_tag = message->asked_tag;
+        peer->wait = message->wait;
+        peer->wait.phase[sizeof peer->wait.phase - 1] = 0;
         take_answer(link, rank, message);
         break;
     case LEAVING:
@@ -369,7 +371,7 @@ void ra_control_leave(ra_link *link) {
         for (int i = 0; i < FRAMES; i++) stuck += requests[i] && link->ops.cancel(link->ctx, requests[i]) != RA_OK;
     }
     if (stuck > 0) {
-        ra_log(RA_LOG_WARN, "rank %d: %lld control buffers of requests that cannot be cancelled are kept", link->rank,
+        ra_log(RA_LOG_INFO, "rank %d: %lld control buffers of requests that cannot be cancelled are kept", link->rank,
                (long long)stuck);
         link->counts.kept_buffers += stuck;
         keep(link->frames);

@@ -34,9 +34,9 @@ ra_status ra_link_break(ra_link *link, ra_status status, int culprit) {
         link->culprit = culprit;
         snprintf(link->sentence, sizeof link->sentence, "%s", ra_last_error());
         if (link->open) {
-            ra_history_print(link);
             ra_control_tell(link);
             if (link->ops.abort) link->ops.abort(link->ctx, status);
+            ra_history_print(link); /* last, for stderr may be slow */
         }
     }
     return ra_link_broken(link);
@@ -163,6 +163,8 @@ void ra_link_set_phase(ra_link *link, const char *phase) {
     link->step = 0;
     unlock(link);
 }
+
+void ra_link_set_mute(ra_link *link) { link->mute = true; }
 
 void ra_link_set_checksum(ra_link *link, bool payload_crc) {
     lock(link);
@@ -310,11 +312,28 @@ static ra_status finish(ra_link *link, ra_flight *flight) {
     return RA_OK;
 }
 
+ra_wait ra_link_waits_for(const ra_link *link) {
+    const ra_flight *awaited = link->awaited;
+    if (!awaited) return (ra_wait){0};
+    ra_wait wait = {.number = link->waits,
+                    .tag = awaited->tag,
+                    .sequence = awaited->sequence,
+                    .step = awaited->step,
+                    .blocker = link->blocker,
+                    .seconds = ra_link_now() - link->awaited_since,
+                    .peer = awaited->peer,
+                    .receiving = awaited->receiving};
+    memcpy(wait.phase, link->phase, sizeof wait.phase);
+    return wait;
+}
+
 static ra_status wait_one(ra_link *link, ra_flight *flight) {
     double slice = link->timeout / 32;
     if (slice > 0.01) slice = 0.01;
     link->awaited = flight;
     link->awaited_since = ra_link_now();
+    link->waits++;
+    link->blocker = 0;
     link->step = flight->step;
     link->peers[flight->peer].missing = false;
     for (;;) {

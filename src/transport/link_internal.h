@@ -46,8 +46,20 @@ bool ra_seen_has(const ra_seen *seen, uint64_t sequence);
 /* True the first time; false for a number that came before or lies beyond the window. */
 bool ra_seen_mark(ra_seen *seen, uint64_t sequence);
 
-/* What a rank tells about a message that a peer waits for. */
-typedef enum ra_answer { RA_ANSWER_NOT_SENT = 0, RA_ANSWER_SENDING = 1, RA_ANSWER_SENT = 2 } ra_answer;
+/* What a rank waits for, as it says in every beat. */
+typedef struct ra_wait {
+    uint64_t number; /* of this wait on its rank, from 1; 0: the rank waits for nothing */
+    uint64_t tag, sequence; /* of the message; the sequence of a message that it sends */
+    int64_t step;
+    uint64_t blocker; /* the wait in which `peer` said that it had not posted its half of the message; 0: it did not say so */
+    double seconds;   /* since when */
+    int32_t peer;
+    uint32_t receiving;
+    char phase[24];
+} ra_wait;
+
+/* What a rank tells about its half of a message that a peer waits for. */
+typedef enum ra_answer { RA_ANSWER_NOT_YET = 0, RA_ANSWER_POSTED = 1, RA_ANSWER_DONE = 2 } ra_answer;
 
 #define RA_SENT_LOG 32
 
@@ -74,8 +86,7 @@ typedef struct ra_peer {
     } sent[RA_SENT_LOG];
     uint64_t sent_count;
     bool suspects; /* it waits for somebody whom it has not heard for too long */
-    bool asks;     /* it waits for asked_tag from here */
-    uint64_t asked_tag;
+    ra_wait wait;  /* what it said last that it waits for */
 
     /* A message which it says it sent and which has not come. */
     bool missing;
@@ -133,6 +144,8 @@ struct ra_link {
     double suspected;
     const ra_flight *awaited; /* what ra_link_wait waits for now, and since when */
     double awaited_since;
+    uint64_t waits, blocker; /* the number of this wait, and of the wait that keeps its peer from ending it (ra_wait) */
+    bool mute;               /* no post-mortem */
     char phase[24];
     int64_t step;
 
@@ -168,7 +181,8 @@ void ra_control_service(ra_link *link);
 void ra_control_read(ra_link *link);
 /* Makes a heartbeat to every peer due at once. */
 void ra_control_beat(ra_link *link);
-/* Breaks the link if a peer that somebody here waits for is lost: gone, left, silent for too long, or its message is. */
+/* Breaks the link if a peer that somebody here waits for is lost: gone, left, silent for too long, or its message is; or if ranks
+ * wait for each other. */
 void ra_control_judge(ra_link *link);
 /* Puts the last word on its way to every peer. */
 void ra_control_tell(ra_link *link);
@@ -178,9 +192,12 @@ void ra_control_tell(ra_link *link);
 ra_status ra_link_break(ra_link *link, ra_status status, int culprit);
 /* RA_OK, or why it is broken, with the sentence recorded. */
 ra_status ra_link_broken(const ra_link *link);
+/* What the rank waits for now. */
+ra_wait ra_link_waits_for(const ra_link *link);
 
 void ra_history_note(ra_link *link, const char *what, int peer, bool receiving, uint64_t tag, int64_t step, int64_t bytes);
-/* The post-mortem as log lines of level warn. */
+/* The post-mortem, as one record of the log: a warning if communication failed, for the curious if a rank gave up for a reason
+ * of its own. */
 void ra_history_print(ra_link *link);
 
 #endif

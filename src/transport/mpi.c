@@ -127,6 +127,7 @@ static ra_status set_guard(double start_timeout) {
         guard = NULL;
         return status;
     }
+    ra_link_set_mute(guard); /* what went wrong has been told by the communicator in use, or is by finish */
     return atexit(finish) == 0 ? RA_OK : ra_fail(RA_NOMEM, "no memory for an exit handler");
 }
 

@@ -89,8 +89,11 @@ class Job:
             except (FileNotFoundError, ProcessLookupError, ValueError):
                 pass
 
+    def all_text(self):
+        return self.result.with_name("log").read_text(errors="replace")
+
     def text(self):
-        lines = self.result.with_name("log").read_text(errors="replace").splitlines()
+        lines = self.all_text().splitlines()
         return "\n".join(["    " + line for line in lines[-15:]])
 
 
@@ -172,6 +175,23 @@ def faults(directory):
             counts[how] = counts.get(how, 0) + 1
     kinds = ", ".join(f"{count} {how}" for how, count in counts.items())
     print(f"{len(matrix)} jobs ({kinds}): no survivor hangs, all name the right rank; in {alike} with the very same sentence")
+
+
+def deadlock(directory):
+    """Ranks that are all alive and wait for each other: all are told the same, and who waits for whom."""
+    count = 0
+    for ranks in (2, 3, 4):
+        jobs = [Job(directory, ranks, "mistake", which, timeout=0.5) for which in range(4) if ranks > 2 or which != 2]
+        for job in jobs:
+            reports = job.finish(limit=30)
+            for rank, report in reports.items():
+                if report is None or report["note"] != "told" or report["sentence"] != reports[0]["sentence"]:
+                    fail(job, f"rank {rank} reports {report}")
+            for rank in range(ranks):
+                if job.all_text().count(f"ringattn: warn: post-mortem of rank {rank},") != 1:
+                    fail(job, f"rank {rank} did not leave one post-mortem")
+            count += 1
+    print(f"{count} jobs whose ranks wait for each other: told on every rank, with one post-mortem each")
 
 
 def alarms(directory):

@@ -4,6 +4,7 @@
  *     attention CASES      random attention, forward and backward: the same bits as ranks that are threads
  *     fault WHO STEP HOW PASS   a ring in which rank WHO fails at its STEP-th send: kill, stop, error
  *     pause SECONDS ROUNDS a ring in which one rank after another does nothing at all for SECONDS
+ *     mistake WHICH        ranks that wait for each other (transport_mistakes.h)
  *     busy SECONDS         a ring in which one rank computes a single step for SECONDS
  *     ring STEPS           passes buffers around for that many steps of 20 ms
  *     big                  a message of more than 2 GiB
@@ -15,7 +16,7 @@
 #include <unistd.h>
 
 #include "../support.h"
-#include "../transport_group.h"
+#include "../transport_mistakes.h"
 #include "ring/comm.h"
 #include "ringattn_mpi.h"
 #include "transport/mpi.h"
@@ -345,6 +346,17 @@ static void paused(double seconds, int rounds) {
     report(RA_OK, 0, note);
 }
 
+static void mistaken(mistake what) {
+    ra_comm *comm;
+    void *fault_ctx;
+    open_link(NULL, &fault_ctx, &comm);
+    ra_status status = make_mistake(comm, what, timeout_seconds);
+    bool told = mistake_told(what, ranks_of, status, ra_last_error());
+    report(status, 0, told ? "told" : "not told");
+    ra_comm_destroy(comm);
+    _exit(5);
+}
+
 static void busy(double seconds) {
     void *fault_ctx;
     ra_link *link = open_link(NULL, &fault_ctx, NULL);
@@ -455,6 +467,7 @@ int main(int argc, char **argv) {
     else if (strcmp(what, "fault") == 0 && argc > 5)
         faulty(atoi(argv[2]), atoi(argv[3]), argv[4], strcmp(argv[5], "backward") == 0);
     else if (strcmp(what, "pause") == 0 && argc > 3) paused(atof(argv[2]), atoi(argv[3]));
+    else if (strcmp(what, "mistake") == 0 && argc > 2) mistaken((mistake)atoi(argv[2]));
     else if (strcmp(what, "busy") == 0 && argc > 2) busy(atof(argv[2]));
     else if (strcmp(what, "ring") == 0 && argc > 2) ring(atoi(argv[2]));
     else if (strcmp(what, "big") == 0) big();
