@@ -13,7 +13,7 @@ from collections import OrderedDict
 from typing import Any, NamedTuple, Optional, Sequence
 
 from . import _lib
-from ._lib import Desc, Shard, Summary, lib
+from ._lib import Desc, Meeting, Shard, Summary, lib
 
 
 class HolesWarning(UserWarning):
@@ -184,6 +184,14 @@ class Problem:
     def summary(self, rank: int = 0, ranks: int = 1) -> Summary:
         found = Summary(struct_size=ctypes.sizeof(Summary))
         _lib.check(lib.ra_plan_summary(self.desc, rank, ranks, found))
+        return found
+
+    def hops(self, ranks: int, query: int, key: int, head: int) -> int:
+        """How far a key travels to a query that reads it: the shortest way of all branches."""
+        meeting, found = Meeting(struct_size=ctypes.sizeof(Meeting)), ranks
+        for branch in range(max(1, self.desc.branches)):
+            if lib.ra_plan_meeting(self.desc, ranks, query, key, head, branch, meeting) == _lib.OK:
+                found = min(found, meeting.hop)
         return found
 
 

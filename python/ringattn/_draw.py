@@ -6,7 +6,10 @@ from typing import Any, Optional, Sequence
 
 import numpy as np
 
+from . import _lib
 from ._attention import attention
+from ._config import Problem, Settings, Shape, make_options, problem_for
+from ._style import EMPTY, QUIET, style
 
 
 def attended(seq: int, heads: int = 1, kv_heads: Optional[int] = None, **options: Any) -> np.ndarray:
@@ -46,47 +49,100 @@ def draw(
 ) -> Any:
     """Draws which keys each query reads, with matplotlib: one picture for each head, or of one ``head``.
 
-    Colours say how far a key travels on a ring of ``ring_size`` ranks with contiguous shards (0: it is at home). Options are
-    those of ``ringattn.attention``. ``path`` saves the figure; ``axes`` (one for each head drawn) draws into yours. Returns the
-    figure.
+    Colours say how far a key travels on a ring of ``ring_size`` ranks (0: it is at home), by the library's own plan. Options
+    are those of ``ringattn.attention``. ``path`` saves the figure; ``axes`` (one for each head drawn) draws into yours. Returns
+    the figure.
 
     >>> import ringattn
     >>> figure = ringattn.draw(16, heads=2, segment_lengths=[8, 16], dilation_rates=[1, 2])          # doctest: +SKIP
     """
-    if not 1 <= seq <= 2048:
-        raise ValueError(f"seq is {seq}; a picture needs from 1 to 2048 positions")
+    most = 2048 if ring_size == 1 else 512
+    if not 1 <= seq <= most:
+        raise ValueError(f"seq is {seq}; a picture {'' if ring_size == 1 else 'of a ring '}needs from 1 to {most} positions")
     if ring_size < 1:
         raise ValueError(f"ring_size is {ring_size}; it must be at least 1")
-    try:
-        import matplotlib.pyplot as plt
-        from matplotlib.colors import ListedColormap
-    except ImportError:
-        raise ImportError("ringattn.draw needs matplotlib, which is not installed") from None
-    counts = attended(seq, heads, segment_lengths=segment_lengths, dilation_rates=dilation_rates, **options)
-    shown = list(range(heads)) if head is None else [head]
-    owner = np.repeat(np.arange(ring_size), [seq // ring_size + (rank < seq % ring_size) for rank in range(ring_size)])
-    hops = (owner[:, None] - owner[None, :]) % ring_size
-    if axes is None:
-        columns = min(4, len(shown))
-        rows = -(-len(shown) // columns)
-        figure, grid = plt.subplots(rows, columns, figsize=(3.2 * columns, 3.2 * rows), squeeze=False)
-        places = list(grid.flat)
-        for place in places[len(shown) :]:
-            place.axis("off")
-    else:
-        places = list(np.ravel(axes))
-        figure = places[0].figure
-    palette = ListedColormap(plt.get_cmap("viridis")(np.linspace(0.0, 0.85, ring_size)))
-    for place, number in zip(places, shown):
-        picture = np.ma.masked_where(counts[number] == 0, hops)
-        place.imshow(picture, cmap=palette, vmin=-0.5, vmax=ring_size - 0.5, interpolation="nearest")
-        empty = 1.0 - (counts[number].sum(1) > 0).mean()
-        place.set_title(f"head {number}" + (f" ({100 * empty:.0f}% rows empty)" if empty else ""), fontsize=9)
-        place.set_xlabel("key")
-        place.set_ylabel("query")
-    if ring_size > 1 and axes is None:
-        marks = figure.colorbar(places[0].images[0], ax=places, ticks=range(ring_size), shrink=0.8)
-        marks.set_label("hops on the ring")
+    options.update(segment_lengths=segment_lengths, dilation_rates=dilation_rates)
+    with style("ringattn.draw"):
+        counts = attended(seq, heads, **options)
+        problem = _problem(seq, heads, options)
+        shown = list(range(heads)) if head is None else [head]
+        figure, places = _places(len(shown), axes)
+        for place, number in zip(places, shown):
+            _draw_head(place, number, counts[number], problem, ring_size)
+        if ring_size > 1 and axes is None:
+            _legend(figure, ring_size)
     if path is not None:
         figure.savefig(path, bbox_inches="tight", dpi=150)
     return figure
+
+
+def _problem(seq: int, heads: int, options: dict[str, Any]) -> Problem:
+    settings = {name: value for name, value in options.items() if name in Settings._fields}
+    shape = Shape(_lib.F32, _lib.CPU, 1, seq, seq, heads, options.get("kv_heads") or heads, 1)
+    return problem_for(make_options(Settings(**{"schedule": "ring", **settings})), shape, warn=False)
+
+
+def _places(count: int, axes: Any) -> tuple[Any, list[Any]]:
+    """A figure, and where in it each head is drawn."""
+    if axes is not None:
+        places = list(np.ravel(axes))
+        return places[0].figure, places
+    import matplotlib.pyplot as plt
+
+    columns = min(4, count)
+    rows = -(-count // columns)
+    figure, grid = plt.subplots(rows, columns, figsize=(3.1 * columns, 3.2 * rows + 0.4), squeeze=False, layout="constrained")
+    places = list(grid.flat)
+    for place in places[count:]:
+        place.axis("off")
+    return figure, places[:count]
+
+
+def _palette(ring_size: int) -> Any:
+    from matplotlib import colormaps
+    from matplotlib.colors import ListedColormap
+
+    return ListedColormap(colormaps["viridis"](np.linspace(0.12, 0.92, ring_size)))
+
+
+def _draw_head(place: Any, head: int, counts: np.ndarray, problem: Problem, ring_size: int) -> None:
+    hops = np.ma.MaskedArray(np.zeros(counts.shape, np.int64), mask=True)
+    if ring_size == 1:
+        hops[counts > 0] = 0
+    else:
+        for query, key in np.argwhere(counts).tolist():
+            hops[query, key] = problem.hops(ring_size, query, key, head)
+    place.set_facecolor(EMPTY)
+    place.imshow(hops, cmap=_palette(ring_size), vmin=-0.5, vmax=ring_size - 0.5, interpolation="nearest")
+    place.grid(False)
+    place.spines[:].set_visible(False)
+    empty = 1.0 - (counts.sum(1) > 0).mean()
+    place.set_title(f"head {head}", fontsize=10)
+    if empty:
+        place.set_title(f"{100 * empty:.0f}% of rows empty", loc="right", fontsize=8, fontweight="normal", color=QUIET)
+    place.tick_params(length=0, labelsize=8)
+    if ring_size == 1 or problem.options.layout != "contiguous":
+        place.set_xlabel("key", fontsize=9)
+        place.set_ylabel("query", fontsize=9)
+        return
+    shares = [keys[0][2] for _, keys in problem.shards(ring_size)]
+    borders = np.cumsum(shares)
+    for border in borders[:-1]:
+        place.axhline(border - 0.5, color="white", linewidth=1.2)
+        place.axvline(border - 0.5, color="white", linewidth=1.2)
+    middles = borders - np.array(shares) / 2 - 0.5
+    place.set_xticks(middles, range(ring_size))
+    place.set_yticks(middles, range(ring_size))
+    place.set_xlabel("rank of the key", fontsize=9)
+    place.set_ylabel("rank of the query", fontsize=9)
+
+
+def _legend(figure: Any, ring_size: int) -> None:
+    from matplotlib.patches import Patch
+
+    colours = _palette(ring_size).colors
+    marks = [
+        Patch(color=colours[hops], label="at home" if not hops else f"{hops} hop{'s' * (hops > 1)}")
+        for hops in range(ring_size)
+    ]
+    figure.legend(handles=marks, loc="outside lower center", ncols=min(8, ring_size), handlelength=1.0, handleheight=1.0)

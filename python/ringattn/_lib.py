@@ -102,6 +102,18 @@ class Summary(ctypes.Structure):
     ]
 
 
+class Meeting(ctypes.Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("query_rank", c_int32),
+        ("key_rank", c_int32),
+        ("round", c_int64),
+        ("bucket", c_int64),
+        ("hop", c_int64),
+        ("step", c_int64),
+    ]
+
+
 class Stats(ctypes.Structure):
     _fields_ = [
         ("struct_size", c_uint32),
@@ -168,6 +180,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ra_plan_create": (c_int, [c_void_p, ctypes.POINTER(Desc), ctypes.POINTER(c_void_p)]),
     "ra_plan_destroy": (None, [c_void_p]),
     "ra_plan_summary": (c_int, [ctypes.POINTER(Desc), c_int, c_int, ctypes.POINTER(Summary)]),
+    "ra_plan_meeting": (c_int, [ctypes.POINTER(Desc), c_int, c_int64, c_int64, c_int64, c_int64, ctypes.POINTER(Meeting)]),
     "ra_plan_workspace": (c_int64, [c_void_p, c_bool]),
     "ra_plan_schedule": (c_int, [c_void_p]),
     "ra_plan_bucket": (c_int64, [c_void_p]),

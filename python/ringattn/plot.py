@@ -15,6 +15,8 @@ import pathlib
 import sys
 from typing import Any, Callable, Iterable, Optional
 
+from ._style import QUIET, style
+
 Result = dict[str, Any]
 
 
@@ -96,9 +98,9 @@ def _scaling(axes: Any, results: list[Result]) -> None:
     sizes = [result["ring_size"] for result in results]
     for p in _passes(results):
         points = [(result["ring_size"], result[p]["ms"]) for result in results if p in result]
-        axes.plot(*zip(*points), marker="o", label=_TITLES[p])
-        axes.plot(sizes, [points[0][1] * points[0][0] / size for size in sizes], linestyle="--", color="grey", linewidth=1)
-    axes.plot([], [], linestyle="--", color="grey", linewidth=1, label="1/p")
+        (line,) = axes.plot(*zip(*points), marker="o", label=_TITLES[p])
+        _ideal(axes, sizes, points[0], line.get_color())
+    _ideal(axes, [], (1, 1), QUIET, "1/p")
     _ring_axis(axes, sizes)
     axes.set_yscale("log")
     axes.set_ylabel("ms")
@@ -106,27 +108,43 @@ def _scaling(axes: Any, results: list[Result]) -> None:
     axes.legend()
 
 
+def _ideal(axes: Any, sizes: list[int], first: tuple[int, float], colour: str, label: Optional[str] = None) -> None:
+    """What dividing by the ring size would give, from the first point on."""
+    axes.plot(
+        sizes,
+        [first[1] * first[0] / size for size in sizes],
+        linestyle=(0, (4, 3)),
+        linewidth=1.2,
+        color=colour,
+        alpha=0.6,
+        label=label,
+        zorder=1.5,
+    )
+
+
 def _memory(axes: Any, results: list[Result]) -> None:
     rows = [row for result in results for row in result["rows"]]
     sizes = sorted({row["ring_size"] for row in rows})
-    for seq in sorted({row["seq"] for row in rows}):
+    for seq in sorted({row["seq"] for row in rows}, reverse=True):
         points = sorted(
             (row["ring_size"], row["peak_bytes"] / 2**20, row.get("planned_bytes")) for row in rows if row["seq"] == seq
         )
-        (line,) = axes.plot([p for p, _, _ in points], [peak for _, peak, _ in points], marker="o", label=f"n = {seq:,}")
-        axes.plot(
-            sizes, [points[0][1] * points[0][0] / size for size in sizes], linestyle="--", linewidth=1, color=line.get_color()
-        )
+        (line,) = axes.plot([p for p, _, _ in points], [peak for _, peak, _ in points], marker="o", label=f"{seq:,} tokens")
+        _ideal(axes, sizes, points[0][:2], line.get_color())
         planned = [(p, plan / 2**20) for p, _, plan in points if plan]
         if planned:
-            axes.plot(*zip(*planned), linestyle="none", marker="x", color=line.get_color())
-    axes.plot([], [], linestyle="--", color="grey", linewidth=1, label="1/p")
-    axes.plot([], [], linestyle="none", marker="x", color="grey", label="planned")
+            axes.plot(*zip(*planned), **_PLANNED, color=line.get_color())
+    _ideal(axes, [], (1, 1), QUIET, "1/p")
+    axes.plot([], [], **_PLANNED, color=QUIET, label="planned")
     _ring_axis(axes, sizes)
     axes.set_yscale("log", base=2)
-    axes.set_ylabel("peak of a rank, MiB")
+    axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    axes.set_ylabel("peak memory of a rank, MiB")
     axes.set_title("Memory")
-    axes.legend(fontsize=8)
+    axes.legend()
+
+
+_PLANNED = {"linestyle": "none", "marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 1.2}
 
 
 def _balance(axes: Any, results: list[Result]) -> None:
@@ -137,34 +155,31 @@ def _balance(axes: Any, results: list[Result]) -> None:
         places = [rank["rank"] + (index - (len(results) - 1) / 2) * width for rank in ranks]
         name = f"{result.get('layout', 'plan')} ({100 * result['balance']:.0f}%)"
         axes.bar(places, [rank["pairs"] / mean for rank in ranks], width, label=name)
-    axes.axhline(1, linestyle="--", color="grey", linewidth=1)
-    axes.set_xlabel("rank")
+    axes.axhline(1, linestyle="--", color=QUIET, linewidth=1)
+    _rank_axis(axes)
     axes.set_ylabel("pairs, relative to the mean")
     axes.set_title("Balance")
-    axes.legend(fontsize=8)
+    axes.legend()
 
 
 def _plan_memory(axes: Any, results: list[Result]) -> None:
     for result in results:
-        ranks = result["ranks"]
-        axes.plot(
-            [rank["rank"] for rank in ranks],
-            [rank["bytes_sent"] / 2**20 for rank in ranks],
-            marker="o",
-            label=f"{result.get('layout', 'plan')}: sent",
-        )
-        axes.plot(
-            [rank["rank"] for rank in ranks],
-            [rank["memory_bytes"] / 2**20 for rank in ranks],
-            marker="s",
-            linestyle=":",
-            label=f"{result.get('layout', 'plan')}: memory",
-        )
-    axes.set_xlabel("rank")
+        ranks, layout = result["ranks"], result.get("layout", "plan")
+        colour = None
+        for field, name, look in (("bytes_sent", "sent", {"marker": "o"}), ("memory_bytes", "memory", {"linestyle": ":"})):
+            values = [rank[field] / 2**20 for rank in ranks]
+            (line,) = axes.plot([rank["rank"] for rank in ranks], values, label=f"{layout}: {name}", color=colour, **look)
+            colour = line.get_color()
+    _rank_axis(axes)
     axes.set_ylabel("MiB")
     axes.set_ylim(bottom=0)
     axes.set_title("Bytes sent and memory of each rank")
-    axes.legend(fontsize=8)
+    axes.legend()
+
+
+def _rank_axis(axes: Any) -> None:
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.set_xlabel("rank")
 
 
 _UNITS = {"tflops": "TFLOP/s", "gflops": "GFLOP/s", "ms": "ms"}
@@ -224,10 +239,13 @@ def _bars(axes: Any, names: list[str], groups: dict[str, list[Optional[float]]],
     width = 0.8 / max(1, len(groups))
     for index, (group, values) in enumerate(groups.items()):
         places = [place + (index - (len(groups) - 1) / 2) * width for place in range(len(names))]
-        axes.bar(places, [value or 0.0 for value in values], width, label=group)
-    axes.set_xticks(range(len(names)), names, fontsize=8, rotation=30 if max(map(len, names), default=0) > 14 else 0)
+        axes.bar(places, [value or 0.0 for value in values], 0.92 * width, label=group)
+    longest = max((len(line) for name in names for line in name.splitlines()), default=0)
+    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if longest * len(names) > 60 else {}
+    axes.set_xticks(range(len(names)), names, fontsize=8, **turned)
+    axes.grid(axis="x", visible=False)
     axes.set_ylabel(unit)
-    axes.legend(fontsize=8)
+    axes.legend()
 
 
 def _ring_axis(axes: Any, sizes: list[int]) -> None:
@@ -252,10 +270,13 @@ def figure(results: list[Result]) -> Any:
     """A matplotlib figure with a panel for each kind of result."""
     if not results:
         raise ValueError("there are no results to draw")
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError("ringattn.plot needs matplotlib, which is not installed") from None
+    with style("ringattn.plot"):
+        return _figure(results)
+
+
+def _figure(results: list[Result]) -> Any:
+    from matplotlib.figure import Figure
+
     kinds: dict[str, list[Result]] = {}
     for result in results:
         kinds.setdefault(kind(result), []).append(result)
@@ -267,7 +288,7 @@ def figure(results: list[Result]) -> Any:
         panels.append((_scaling, kinds["bench"]))
     if "plan" in kinds:
         panels.append((_plan_memory, kinds["plan"]))
-    drawn = Figure(figsize=(5.2 * len(panels), 4.2), layout="constrained")
+    drawn = Figure(figsize=(5.6 * len(panels), 4.2), layout="constrained")
     for axes, (panel, its) in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels):
         panel(axes, its)
     return drawn

@@ -1,6 +1,8 @@
 """Pictures: drawn from the JSON that the command line prints, and of patterns."""
 
 import json
+import pathlib
+import re
 import subprocess
 import sys
 
@@ -12,6 +14,14 @@ from ringattn import plot
 import reference
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed").use("Agg")
+
+
+@pytest.fixture(autouse=True)
+def closed_figures():
+    import matplotlib.pyplot as plt
+
+    yield
+    plt.close("all")
 
 
 def bench(ring_size, gflops=10.0):
@@ -70,7 +80,7 @@ PEERS = {
 
 
 def titles(figure):
-    return [axes.get_title() for axes in figure.axes]
+    return [axes.get_title(loc="left") for axes in figure.axes]
 
 
 def test_each_kind_of_result_has_its_panel():
@@ -89,7 +99,7 @@ def test_the_memory_panel_shows_the_numbers_and_the_one_over_p_line():
     (axes,) = plot.figure([MEMORY]).axes
     measured = axes.lines[0]
     assert list(measured.get_xdata()) == [1, 2, 4]
-    assert np.allclose(measured.get_ydata(), [(4096 * 64 // p + 1024) / 2**20 for p in (1, 2, 4)])
+    assert np.allclose(measured.get_ydata(), [(8192 * 64 // p + 1024) / 2**20 for p in (1, 2, 4)])
     ideal = axes.lines[1]
     assert np.allclose(ideal.get_ydata(), measured.get_ydata()[0] / np.array([1, 2, 4]))
 
@@ -134,8 +144,6 @@ def test_a_file_that_is_no_result_is_named(tmp_path, capsys, text, match):
     path = tmp_path / "bad.json"
     path.write_text(text)
     assert plot.main([str(path)]) == 3
-    import re
-
     assert re.search(match, capsys.readouterr().err)
     assert plot.main([str(tmp_path / "absent.json")]) == 3
 
@@ -155,7 +163,31 @@ def test_draw_shows_exactly_the_pairs_of_the_pattern(tmp_path):
     assert len(ringattn.draw(8, heads=3, head=1).axes) == 1
 
 
+def test_draw_colours_by_the_hops_of_the_librarys_plan():
+    def hops(**options):
+        return ringattn.draw(16, heads=1, ring_size=4, is_causal=True, **options).axes[0].images[0].get_array()
+
+    ranks = np.repeat(np.arange(4), 4)
+    everything = hops()
+    assert np.array_equal(everything[np.tri(16, dtype=bool)], (ranks[:, None] - ranks)[np.tri(16, dtype=bool)])
+    two_segments = hops(segment_lengths=[8], dilation_rates=[1])  # each is a ring of two ranks
+    assert two_segments.max() == 1 and two_segments[15, 8] == 1 and two_segments.mask[15, 7]
+    assert hops(layout="striped")[1, 0] == 1 and everything[1, 0] == 0
+
+
 def test_draw_handles_more_keys_than_head_dims():
     from ringattn._draw import attended
 
     assert np.array_equal(attended(300, 1, is_causal=True)[0], np.tri(300))
+
+
+def test_the_readme_shows_pictures_made_by_its_own_commands(tmp_path, monkeypatch):
+    root = pathlib.Path(__file__).parents[2]
+    page = (root / "README.md").read_text()
+    for name in ("pattern", "memory"):
+        assert f"(docs/images/{name}.png)" in page and (root / "docs" / "images" / f"{name}.png").exists()
+    (block,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "ringattn.draw(" in code]
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("docs/images").mkdir(parents=True)
+    exec(block, {"ringattn": ringattn})
+    assert pathlib.Path("docs/images/pattern.png").read_bytes().startswith(b"\x89PNG")
