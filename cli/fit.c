@@ -10,43 +10,33 @@
 #define LONGEST ((int64_t)1 << 40)
 #define NEAR 0.99 /* lengths this close count as equal: then the faster setting wins */
 
-/* Bytes of the rank that needs most. Ranks differ by a row and by their place: the ends and the middle are looked at. */
-static ra_status most_bytes(const ra_attention_desc *desc, int ranks, bool backward, int64_t *bytes) {
-    int looked[] = {0, ranks / 2, ranks - 1};
-    *bytes = 0;
-    for (int i = 0; i < 3; i++) {
-        ra_rank_summary r = {.struct_size = sizeof r};
-        RA_TRY(ra_plan_summary(desc, looked[i], ranks, &r));
-        *bytes = ra_max(*bytes, summary_bytes(&r, backward));
-    }
-    return RA_OK;
-}
-
-static ra_status fits(const settings *s, ra_attention_desc *desc, int64_t seq, int ranks, bool backward, bool *yes) {
-    int64_t bytes;
+/* Memory that a sequence of this length takes on the first rank, from which the others differ little; INT64_MAX where there is no such
+ * sequence (beyond 64-bit sizes, or shorter than a key range). */
+static ra_status bytes_at(const settings *s, ra_attention_desc *desc, int64_t seq, int ranks, bool backward, int64_t *bytes) {
     desc->seq_k = seq;
     desc->seq_q = s->seq_q >= 0 ? s->seq_q : seq;
-    *yes = false;
-    if (ra_attention_desc_check(desc) != RA_OK) return RA_OK; /* beyond 64-bit sizes, or shorter than a key range */
-    RA_TRY(most_bytes(desc, ranks, backward, &bytes));
-    *yes = bytes <= s->memory_limit;
+    *bytes = INT64_MAX;
+    if (ra_attention_desc_check(desc) != RA_OK) return RA_OK;
+    ra_rank_summary r = {.struct_size = sizeof r};
+    RA_TRY(ra_plan_summary(desc, 0, ranks, &r));
+    *bytes = summary_bytes(&r, backward);
     return RA_OK;
 }
 
-/* The longest sequence for this layout and bucket; 0 if none. */
+/* The longest sequence for this layout and bucket; 0 if none. Memory grows nearly in proportion to the length, so a guess by the rule of
+ * three halves the error many times over; where it does not, the interval is halved. */
 static ra_status longest(const settings *s, ra_attention_desc *desc, int ranks, bool backward, int64_t *seq) {
-    int64_t low = 0, high = 1;
-    bool yes = true;
-    while (high <= LONGEST) {
-        RA_TRY(fits(s, desc, high, ranks, backward, &yes));
-        if (!yes && low > 0) break;
-        if (yes) low = high;
-        high *= 2;
-    }
-    while (low > 0 && high - low > ra_max(1, low >> 12)) {
-        int64_t middle = low + (high - low) / 2;
-        RA_TRY(fits(s, desc, middle, ranks, backward, &yes));
-        *(yes ? &low : &high) = middle;
+    int64_t low = 0, high = LONGEST, bytes, guess = ra_max(1, s->key_range[1]);
+    for (int rounds = 0; high - low > ra_max(1, low >> 12); rounds++) {
+        RA_TRY(bytes_at(s, desc, guess, ranks, backward, &bytes));
+        bool yes = bytes <= s->memory_limit;
+        *(yes ? &low : &high) = guess;
+        if (!yes && low == 0 && guess == ra_max(1, s->key_range[1])) break; /* the shortest does not fit */
+        double rule = (double)guess * ((double)s->memory_limit / (double)ra_max(1, bytes));
+        if (bytes == INT64_MAX || rounds % 4 == 3) rule = (double)low + (double)(high - low) / 2;
+        else if (yes) rule *= 1.0001; /* beyond it, so that the next one closes the interval */
+        guess = rule >= (double)high ? high - 1 : (int64_t)rule;
+        if (guess <= low) guess = low + 1;
     }
     *seq = low >= 1 << 16 ? low - low % 1024 : low;
     return RA_OK;
@@ -57,9 +47,18 @@ static ra_status try_setting(const settings *s, const machine *m, ra_attention_d
     machine_prediction p;
     RA_TRY(longest(s, desc, ranks, backward, &f->seq));
     if (f->seq == 0) return RA_OK;
-    desc->seq_k = f->seq;
-    desc->seq_q = s->seq_q >= 0 ? s->seq_q : f->seq;
-    RA_TRY(most_bytes(desc, ranks, backward, &f->memory_bytes));
+    for (;;) { /* another rank may need a little more */
+        plan_totals totals;
+        desc->seq_k = f->seq;
+        desc->seq_q = s->seq_q >= 0 ? s->seq_q : f->seq;
+        RA_TRY(plan_sum(desc, ranks, backward, &totals));
+        f->memory_bytes = backward ? totals.backward_max : totals.forward_max;
+        if (f->memory_bytes <= s->memory_limit) break;
+        int64_t shorter = (int64_t)((double)f->seq * ((double)s->memory_limit / (double)f->memory_bytes));
+        f->seq = ra_min(shorter, f->seq - 1);
+        if (f->seq == 0) return RA_OK;
+        if (f->seq >= 1 << 16) f->seq -= f->seq % 1024;
+    }
     RA_TRY(machine_predict(m, desc, ranks, &p));
     f->seconds = p.forward + (backward ? p.backward : 0);
     f->layout = desc->layout;
@@ -129,9 +128,10 @@ void fit_text(const settings *s, const fit_result *f, int ranks, const char *sch
     snprintf(dtype, sizeof dtype, "%s", option_word(OPT_DTYPE, s->dtype));
     snprintf(layout, sizeof layout, "%s", option_word(OPT_LAYOUT, 1 + (int)f->layout));
     writer w = {c, 0};
-    put(&w,
-        "desc.batch = %lld; desc.seq_q = desc.seq_k = %lld; desc.heads = %lld; desc.kv_heads = %lld; desc.head_dim = %lld;\n",
-        (long long)s->batch, (long long)f->seq, (long long)s->heads, kv_heads, (long long)s->head_dim);
+    long long queries = (long long)(s->seq_q >= 0 ? s->seq_q : f->seq);
+    put(&w, "desc.batch = %lld; desc.seq_q = %lld; desc.seq_k = %lld;\n", (long long)s->batch, queries, (long long)f->seq);
+    put(&w, "desc.heads = %lld; desc.kv_heads = %lld; desc.head_dim = %lld;\n", (long long)s->heads, kv_heads,
+        (long long)s->head_dim);
     if (!dense) {
         put(&w, "desc.segment_lengths = (int64_t[]){");
         put_list(&w, &s->segment_lengths, ", ");
@@ -147,12 +147,14 @@ void fit_text(const settings *s, const fit_result *f, int ranks, const char *sch
     if (!s->dilate_queries) put(&w, "desc.dilate_queries = false;\n");
     if (s->causal) put(&w, "desc.causal = true;\n");
     if (window) put(&w, "desc.window_left = %lld; desc.window_right = %lld;\n", left, right);
+    if (s->query_placement) put(&w, "desc.query_placement = RA_REPLICATED;\n");
     put(&w, "desc.dtype = %s; desc.layout = %s; desc.bucket = %lld;", dtypes[s->dtype], enumerator(f->layout),
         (long long)f->bucket);
 
     w = (writer){cli, 0};
     put(&w, "ringattn bench --ring-size %d --batch %lld --seq %lld --heads %lld --kv-heads %lld --head-dim %lld", ranks,
         (long long)s->batch, (long long)f->seq, (long long)s->heads, kv_heads, (long long)s->head_dim);
+    if (s->seq_q >= 0) put(&w, " --seq-q %lld", queries);
     if (!dense) {
         put(&w, " --segment-lengths ");
         put_list(&w, &s->segment_lengths, ",");
@@ -165,6 +167,9 @@ void fit_text(const settings *s, const fit_result *f, int ranks, const char *sch
     }
     if (!s->dilate_queries) put(&w, " --dilate-queries no");
     if (window) put(&w, " --window %lld,%lld", left, right);
+    if (s->given[OPT_KEY_RANGE])
+        put(&w, " --key-range %lld:%lld", (long long)s->key_range[0], (long long)(s->key_range[1] < 0 ? f->seq : s->key_range[1]));
+    if (s->query_placement) put(&w, " --query-placement replicated");
     put(&w, "%s --dtype %s --layout %s --schedule %s", s->causal ? " --causal" : "", dtype, layout, schedule);
     if (f->bucket) put(&w, " --bucket %lld", (long long)f->bucket);
 
@@ -183,6 +188,7 @@ void fit_text(const settings *s, const fit_result *f, int ranks, const char *sch
     }
     if (!s->dilate_queries) put(&w, "dilate_queries=False, ");
     if (window) put(&w, "window=(%lld, %lld), ", left, right);
+    if (s->query_placement) put(&w, "query_placement=\"replicated\", ");
     put(&w, "%sgroup=group, layout=\"%s\", schedule=\"%s\"", s->causal ? "is_causal=True, " : "", layout, schedule);
     if (f->bucket) put(&w, ", bucket=%lld", (long long)f->bucket);
     put(&w, ")");

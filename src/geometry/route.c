@@ -42,20 +42,25 @@ static bool count_slots(ra_arena *arena, const ra_route *route, int64_t *slots) 
 /* The rows of a source that some query of a target may see: [*begin, *end). */
 static void needed_rows(const ra_config *c, const ra_part *source, const ra_part *target, int64_t *begin, int64_t *end) {
     const ra_item_rows *k = &source->rows, *q = &target->rows;
-    int64_t low = 0, high = k->count;
-    if (c->left != RA_NO_LIMIT) low = ra_max(low, ra_ceil_div(q->pos - c->left - k->pos, k->pos_step));
-    if (c->right != RA_NO_LIMIT)
-        high = ra_min(high, ra_floor_div(q->pos + (q->count - 1) * q->pos_step + c->right - k->pos, k->pos_step) + 1);
+    int64_t low = 0, high = k->count, last = (k->count - 1) * k->pos_step; /* most pairs see all or nothing: no division then */
+    if (c->left != RA_NO_LIMIT) {
+        int64_t first_seen = q->pos - c->left - k->pos;
+        if (first_seen > 0) low = ra_ceil_div(first_seen, k->pos_step);
+    }
+    if (c->right != RA_NO_LIMIT) {
+        int64_t last_seen = q->pos + (q->count - 1) * q->pos_step + c->right - k->pos;
+        if (last_seen < last) high = last_seen < 0 ? 0 : last_seen / k->pos_step + 1;
+    }
     *begin = low < high ? low : 0;
     *end = low < high ? high : 0;
 }
 
-/* The slices that hold these rows. */
-static void needed_slices(const ra_config *c, const ra_ring *ring, const ra_part *source, const ra_part *target, int64_t *begin,
-                          int64_t *end) {
+/* The slices, of `slices`, that hold these rows. */
+static void needed_slices(const ra_config *c, const ra_ring *ring, const ra_part *source, const ra_part *target, int64_t slices,
+                          int64_t *begin, int64_t *end) {
     needed_rows(c, source, target, begin, end);
-    *begin /= ring->cap;
-    *end = ra_ceil_div(*end, ring->cap);
+    if (*begin > 0) *begin /= ring->cap;
+    *end = *end == source->rows.count ? slices : ra_ceil_div(*end, ring->cap);
 }
 
 static int compare_slices(const void *a, const void *b) {
@@ -68,8 +73,9 @@ static ra_reach reach_at(const ra_ring *ring, int64_t source_member, const int64
     int64_t members = ring->member_count;
     int64_t up = 0, down = 0, first_up = members, first_down = members;
     for (int64_t t = 0; t < ring->target_count; t++) {
-        int64_t distance = ra_mod(ring->targets[t].member - source_member, members);
+        int64_t distance = ring->targets[t].member - source_member;
         if (distance == 0 || slice < needs[2 * t] || slice >= needs[2 * t + 1]) continue;
+        if (distance < 0) distance += members;
         up = ra_max(up, distance);
         first_up = ra_min(first_up, distance);
         down = ra_max(down, members - distance);
@@ -81,14 +87,12 @@ static ra_reach reach_at(const ra_ring *ring, int64_t source_member, const int64
 }
 
 /* Without a mask, and with queries on every member, each bucket goes all the way round: nothing to find out. */
-static bool all_round(const ra_config *c, const ra_ring *ring) {
+static bool all_round(const ra_config *c, const ra_ring *ring, int64_t *seen) {
     if (c->left != RA_NO_LIMIT || c->right != RA_NO_LIMIT) return false;
-    int64_t members = 0, last = -1;
-    for (int64_t t = 0; t < ring->target_count; t++) {
-        if (ring->targets[t].member <= last) return false; /* zigzag: not worth telling apart */
-        last = ring->targets[t].member;
-        members++;
-    }
+    if (ring->target_count < ring->member_count) return false;
+    int64_t members = 0;
+    memset(seen, 0, (size_t)ring->member_count * sizeof *seen);
+    for (int64_t t = 0; t < ring->target_count; t++) members += seen[ring->targets[t].member]++ == 0;
     return members == ring->member_count;
 }
 
@@ -108,17 +112,17 @@ static bool go_all_round(ra_arena *arena, ra_ring *ring) {
 static bool find_paths(ra_arena *arena, const ra_config *c, ra_ring *ring, int64_t *needs, int64_t *marks) {
     ring->paths = ra_arena_take(arena, ring->source_count, sizeof(ra_path));
     if (!ring->paths) return false;
-    if (all_round(c, ring)) return go_all_round(arena, ring);
+    if (all_round(c, ring, needs)) return go_all_round(arena, ring);
     for (int64_t s = 0; s < ring->source_count; s++) {
         const ra_part *source = &ring->sources[s];
         int64_t slices = ra_ceil_div(source->rows.count, ring->cap), count = 0;
         for (int64_t t = 0; t < ring->target_count; t++) {
-            needed_slices(c, ring, source, &ring->targets[t], &needs[2 * t], &needs[2 * t + 1]);
+            needed_slices(c, ring, source, &ring->targets[t], slices, &needs[2 * t], &needs[2 * t + 1]);
             for (int side = 0; side < 2; side++)
                 if (needs[2 * t + side] > 0 && needs[2 * t + side] < slices) marks[count++] = needs[2 * t + side];
         }
         marks[count++] = slices;
-        qsort(marks, (size_t)count, sizeof(int64_t), compare_slices);
+        if (count > 1) qsort(marks, (size_t)count, sizeof(int64_t), compare_slices);
         ra_path *path = &ring->paths[s];
         path->reaches = ra_arena_take(arena, count, sizeof(ra_reach));
         if (!path->reaches) return false;
