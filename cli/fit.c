@@ -10,28 +10,36 @@
 #define LONGEST ((int64_t)1 << 40)
 #define NEAR 0.99 /* lengths this close count as equal: then the faster setting wins */
 
+/* The shortest sequence that the options allow. */
+static int64_t shortest(const settings *s) { return ra_max(1, ra_max(s->key_range[0], s->key_range[1])); }
+
+static void set_length(const settings *s, description *d, int64_t seq) {
+    d->desc.seq_k = seq;
+    d->desc.seq_q = s->seq_q >= 0 ? s->seq_q : seq;
+    for (int64_t b = 0; d->key_range && s->key_range[1] < 0 && b < d->desc.batch; b++) d->key_range[d->desc.batch + b] = seq;
+}
+
 /* Memory that a sequence of this length takes on the first rank, from which the others differ little; INT64_MAX where there is no such
  * sequence (beyond 64-bit sizes, or shorter than a key range). */
-static ra_status bytes_at(const settings *s, ra_attention_desc *desc, int64_t seq, int ranks, bool backward, int64_t *bytes) {
-    desc->seq_k = seq;
-    desc->seq_q = s->seq_q >= 0 ? s->seq_q : seq;
+static ra_status bytes_at(const settings *s, description *d, int64_t seq, int ranks, bool backward, int64_t *bytes) {
+    set_length(s, d, seq);
     *bytes = INT64_MAX;
-    if (ra_attention_desc_check(desc) != RA_OK) return RA_OK;
+    if (ra_attention_desc_check(&d->desc) != RA_OK) return RA_OK;
     ra_rank_summary r = {.struct_size = sizeof r};
-    RA_TRY(ra_plan_summary(desc, 0, ranks, &r));
+    RA_TRY(ra_plan_summary(&d->desc, 0, ranks, &r));
     *bytes = summary_bytes(&r, backward);
     return RA_OK;
 }
 
 /* The longest sequence for this layout and bucket; 0 if none. Memory grows nearly in proportion to the length, so a guess by the rule of
  * three halves the error many times over; where it does not, the interval is halved. */
-static ra_status longest(const settings *s, ra_attention_desc *desc, int ranks, bool backward, int64_t *seq) {
-    int64_t low = 0, high = LONGEST, bytes, guess = ra_max(1, s->key_range[1]);
+static ra_status longest(const settings *s, description *d, int ranks, bool backward, int64_t *seq) {
+    int64_t low = 0, high = LONGEST, bytes, guess = shortest(s);
     for (int rounds = 0; high - low > ra_max(1, low >> 12); rounds++) {
-        RA_TRY(bytes_at(s, desc, guess, ranks, backward, &bytes));
+        RA_TRY(bytes_at(s, d, guess, ranks, backward, &bytes));
         bool yes = bytes <= s->memory_limit;
         *(yes ? &low : &high) = guess;
-        if (!yes && low == 0 && guess == ra_max(1, s->key_range[1])) break; /* the shortest does not fit */
+        if (!yes && guess == shortest(s)) break;
         double rule = (double)guess * ((double)s->memory_limit / (double)ra_max(1, bytes));
         if (bytes == INT64_MAX || rounds % 4 == 3) rule = (double)low + (double)(high - low) / 2;
         else if (yes) rule *= 1.0001; /* beyond it, so that the next one closes the interval */
@@ -42,27 +50,26 @@ static ra_status longest(const settings *s, ra_attention_desc *desc, int ranks, 
     return RA_OK;
 }
 
-static ra_status try_setting(const settings *s, const machine *m, ra_attention_desc *desc, int ranks, bool backward,
-                             fit_result *f) {
+static ra_status try_setting(const settings *s, const machine *m, description *d, int ranks, bool backward, fit_result *f) {
     machine_prediction p;
-    RA_TRY(longest(s, desc, ranks, backward, &f->seq));
+    RA_TRY(longest(s, d, ranks, backward, &f->seq));
     if (f->seq == 0) return RA_OK;
     for (;;) { /* another rank may need a little more */
         plan_totals totals;
-        desc->seq_k = f->seq;
-        desc->seq_q = s->seq_q >= 0 ? s->seq_q : f->seq;
-        RA_TRY(plan_sum(desc, ranks, backward, &totals));
+        set_length(s, d, f->seq);
+        RA_TRY(plan_sum(&d->desc, ranks, backward, &totals));
         f->memory_bytes = backward ? totals.backward_max : totals.forward_max;
         if (f->memory_bytes <= s->memory_limit) break;
         int64_t shorter = (int64_t)((double)f->seq * ((double)s->memory_limit / (double)f->memory_bytes));
         f->seq = ra_min(shorter, f->seq - 1);
+        if (f->seq < shortest(s)) f->seq = 0;
         if (f->seq == 0) return RA_OK;
         if (f->seq >= 1 << 16) f->seq -= f->seq % 1024;
     }
-    RA_TRY(machine_predict(m, desc, ranks, &p));
+    RA_TRY(machine_predict(m, &d->desc, ranks, &p));
     f->seconds = p.forward + (backward ? p.backward : 0);
-    f->layout = desc->layout;
-    f->bucket = desc->bucket;
+    f->layout = d->desc.layout;
+    f->bucket = d->desc.bucket;
     return RA_OK;
 }
 
@@ -71,7 +78,7 @@ ra_status fit(const settings *s, const machine *m, int ranks, bool backward, fit
     description d;
     settings open = *s;
     open.memory_limit = 0; /* else the library would shrink buckets to make anything fit */
-    RA_TRY(describe(&open, ra_max(1, s->key_range[1]), ranks, &d));
+    RA_TRY(describe(&open, shortest(s), ranks, &d));
     fit_result tried[3 * 4];
     int count = 0;
     ra_status status = RA_OK;
@@ -79,7 +86,7 @@ ra_status fit(const settings *s, const machine *m, int ranks, bool backward, fit
         for (int bucket = 0; bucket < (ranks == 1 || s->bucket ? 1 : 4) && status == RA_OK; bucket++) {
             if (ranks > 1 && !s->given[OPT_LAYOUT]) d.desc.layout = (ra_layout)layout;
             d.desc.bucket = s->bucket ? s->bucket : ranks == 1 ? 0 : buckets[bucket];
-            status = try_setting(s, m, &d.desc, ranks, backward, &tried[count++]);
+            status = try_setting(s, m, &d, ranks, backward, &tried[count++]);
         }
     description_free(&d);
     RA_TRY(status);
