@@ -89,6 +89,8 @@ def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tup
         *strides, last = tensor.stride()
         if last != 1 and dim > 1 and tensor.numel():
             name = "query" if tensor is query else "key" if tensor is key else "value"
+            if tensor.layout != torch.strided:
+                raise ValueError(f"{name} has layout {tensor.layout}; only dense tensors are supported")
             raise ValueError(
                 f"the last dimension of {name} has a stride of {last}; it must be contiguous: {name}.contiguous() makes it so"
             )
@@ -347,13 +349,17 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _plain(query: Any, key: Any, value: Any) -> bool:
-    """Whether nothing watches operators from outside: no mode, no transform, no subclass of Tensor, no tensor without data."""
+    """Whether nothing stands between tensors and memory: no mode, no transform, no subclass of Tensor, no tensor without data
+    or with its signs turned lazily."""
     if type(query) not in _PLAIN or type(key) not in _PLAIN or type(value) not in _PLAIN or query.is_meta:
         return not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor))
     return not (
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
+        or query.is_neg()
+        or key.is_neg()
+        or value.is_neg()
     )
 
 

@@ -1,9 +1,7 @@
 """Rings of processes under torchrun, over gloo: each check of workers/ring_checks.py on 2 and on 4 ranks."""
 
 import json
-import os
 import pathlib
-import subprocess
 import sys
 
 import pytest
@@ -39,31 +37,15 @@ def test_all_ranks_leave_in_order(results):
     assert "terminate called" not in done.stderr and "Exception ignored" not in done.stderr, done.stderr[-4000:]
 
 
-@pytest.mark.parametrize("way", ["exit", "kill during a call", "stop during a call"])
+@pytest.mark.parametrize("way", ["exit", "kill", "stop"])
 def test_a_rank_that_dies_gives_an_exception_on_the_others(tmp_path, way):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(WORKERS / "dying_rank.py"), str(rank), "3", str(tmp_path), way],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        for rank in range(3)
-    ]
-    try:
-        said = [ranks[rank].communicate(timeout=90)[0] for rank in (0, 1)]
-    finally:
-        for process in ranks:  # a stopped process does not end by itself
-            process.kill()
-            process.wait()
+    done = run_python(WORKERS / "dying_rank.py", arguments=[tmp_path, way], timeout=180)
     for rank in (0, 1):
         path = tmp_path / f"{rank}.json"
-        assert path.exists(), f"rank {rank} left nothing\n{said[rank][-4000:]}"
+        assert path.exists(), f"rank {rank} left nothing\n{done.stderr[-4000:]}"
         found = json.loads(path.read_text())
         assert found is not None, f"rank {rank} saw no exception"
         assert found["status"] in ("RA_PEER_LOST", "RA_TIMEOUT"), found
         assert "rank 2" in found["message"], found
-        assert found["seconds"] < 20, found
+        assert found["seconds"] < 60, found  # silence of 6 seconds is enough; the rest is for a busy machine
         assert "again" in found, "a broken group must stay broken"

@@ -175,6 +175,36 @@ def test_strided_views_are_read_in_place():
     )
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_inputs_and_outputs_are_never_copied(requires_grad, monkeypatch):
+    from ringattn import _engine
+
+    calls = []
+    plain = _engine.Alone.run
+    monkeypatch.setattr(_engine.Alone, "run", lambda self, *call: (calls.append((call[0], call[-1])), plain(self, *call)))
+    packed = torch.randn(2, 4, 20, 3, 8, requires_grad=requires_grad)
+    views = packed.transpose(1, 2).unbind(3)
+    out, lse = ringattn.attention(*views, is_causal=True, return_lse=True)
+    dout = torch.randn(2, 4, 20, 8).transpose(1, 2)
+    if requires_grad:
+        out.backward(dout)
+    assert [name for name, _ in calls] == ["forward", "backward"][: 1 + requires_grad]
+    for _, tensors in calls:
+        for tensor, (address, *strides) in zip((*views, out), tensors):
+            assert address == tensor.data_ptr() and tuple(strides) == tensor.stride()[:3]
+        assert tensors[4][0] == lse.data_ptr()
+    if requires_grad:
+        address, *strides = calls[1][1][5]
+        assert address == dout.data_ptr() and tuple(strides) == dout.stride()[:3]
+
+
+def test_tensors_whose_signs_are_turned_lazily_are_read_right():
+    q, k, v = inputs(dim=1)
+    turned = torch._neg_view(q.detach())
+    assert turned.is_neg()
+    assert torch.equal(ringattn.attention(turned, k, v), ringattn.attention(-q, k, v))
+
+
 def test_only_what_needs_a_gradient_gets_one():
     q, k, v = inputs()
     k, v = k.detach(), v.detach()

@@ -12,6 +12,7 @@ import torch
 from conftest import run_python
 
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "python.md"
+WORKERS = pathlib.Path(__file__).parent / "workers"
 MODULES = [
     "_attention",
     "_check",
@@ -56,7 +57,7 @@ def test_the_training_script_runs_on_four_ranks(tmp_path):
     (script,) = [block for block in blocks() if block.startswith("# torchrun")]
     path = tmp_path / "train.py"
     path.write_text(script)
-    done = run_python(path, ranks=4, timeout=150)
+    done = run_python(WORKERS / "forks.py", arguments=[4, path], timeout=150)
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step")]
     assert len(losses) == 3 and losses[2] < losses[0], done.stdout
 

@@ -177,6 +177,20 @@ def a_subgroup_is_a_ring_of_its_own():
 
 
 @check
+def a_group_that_knows_no_memory_of_the_host_serves_host_tensors_too():
+    """As nccl's groups are: the ring and the sums of gradients go over gloo."""
+    import ringattn
+
+    group = dist.new_group(backend="cuda:gloo")
+    compare(group=group, is_causal=True)
+    ring = build(group=group)
+    x, weight = (shard(y, "contiguous") for y in data())
+    loss(ring, x, weight).backward()
+    ringattn.sync_gradients(ring, group)
+    equal_gradients(weight_gradients(ring))
+
+
+@check
 def a_compiled_ring_equals_one_rank():
     if dist.get_world_size() > 2:
         return  # the compiler takes seconds of each rank; what it makes does not depend on their number
