@@ -100,6 +100,17 @@ static ra_status apply_memory_limit(job *j, int ranks) {
     return RA_OK;
 }
 
+/* Rows in two runs (zigzag) are copied from their file and striped ones are not, and both are dealt evenly: where memory is short
+ * and the choice is ours, it is striped. */
+static ra_status choose_memory(job *j, int ranks) {
+    choose_placement(j, ranks);
+    ra_status status = apply_memory_limit(j, ranks);
+    if (status != RA_NOMEM || j->s->layout != LAYOUT_AUTO || desc_of(j)->layout != RA_LAYOUT_ZIGZAG) return status;
+    j->d.desc.layout = RA_LAYOUT_STRIPED;
+    choose_placement(j, ranks);
+    return apply_memory_limit(j, ranks);
+}
+
 /* ---------------------------------------------------------------------------------------------------------- computing */
 
 static ra_status attach(job *j, shard *s, tensor_id id) {
@@ -219,8 +230,7 @@ static ra_status run_group(job *j, group *g) {
     RA_TRY(files_open(j->s, &j->files, &j->d.desc));
     RA_TRY(describe_files(j->s, g->ranks, &j->d));
     files_describe(&j->files, desc_of(j));
-    choose_placement(j, g->ranks);
-    RA_TRY(apply_memory_limit(j, g->ranks));
+    RA_TRY(choose_memory(j, g->ranks));
     RA_TRY(make_outputs(j, g));
     j->results = calloc((size_t)g->ranks, sizeof *j->results);
     if (!j->results) return ra_fail(RA_NOMEM, "no memory for %d ranks", g->ranks);
