@@ -330,8 +330,33 @@ def test_meta_tensors_give_shapes():
     assert out.is_meta and out.shape == (2, 20, 6, 8) and lse.shape == (2, 6, 20)
 
 
-def test_cuda_tensors_without_a_cuda_build_say_so():
-    if torch.cuda.is_available():
-        pytest.skip("there is a CUDA device here")
-    with pytest.raises((ValueError, RuntimeError, AssertionError)):
-        ringattn.attention(*(x.cuda() for x in inputs()))
+def cuda_problem():
+    """What a call with CUDA tensors would ask the library for."""
+    from ringattn import _config, _lib
+
+    shape = _config.Shape(_lib.F32, _lib.CUDA, 1, 8, 8, 2, 2, 16)
+    return _config.problem_for(_config.make_options(_config.Settings()), shape)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device here")
+def test_without_a_cuda_device_the_library_says_so():
+    from ringattn import _engine
+
+    with pytest.raises(ringattn.RingattnError, match="GPU|CUDA") as caught:
+        _engine.alone().plan(cuda_problem(), 0, None, None)
+    assert caught.value.status == "RA_NOT_AVAILABLE"
+
+
+def test_a_ring_of_gpus_is_refused_with_the_reason():
+    from concurrent.futures import ThreadPoolExecutor
+
+    from ringattn import _engine
+
+    comms, problem = _engine._new_thread_ranks(2), cuda_problem()
+    with ThreadPoolExecutor(2) as pool:
+        for plan in [pool.submit(comm.plan, problem, 0, None, None) for comm in comms]:
+            with pytest.raises(ringattn.RingattnError, match="ring of GPUs") as caught:
+                plan.result()
+            assert caught.value.status == "RA_NOT_AVAILABLE"
+    for comm in comms:
+        comm.close()

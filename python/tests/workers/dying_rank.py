@@ -1,4 +1,4 @@
-"""Groups of three gloo ranks, the last of which leaves: dying_rank.py FOLDER WAY. The others write what they get and how soon."""
+"""Three gloo ranks, the last of which leaves: dying_rank.py FOLDER WAY. The others write what they get and how soon."""
 
 import json
 import os
