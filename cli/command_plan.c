@@ -148,8 +148,10 @@ static ra_status report(const plan_view *p) {
 
 static ra_status plan_settings(plan_view *p, settings *chosen) {
     description d;
+    bool open = p->s->schedule == (int)RA_SCHEDULE_AUTO && p->s->query_placement == (int)RA_SHARDED && p->ranks > 1;
     if (p->s->fit) {
-        RA_TRY(fit(p->s, &p->machine, p->ranks, p->backward, &p->fit));
+        if (open) chosen->schedule = (int)RA_SCHEDULE_RING; /* needs least */
+        RA_TRY(fit(chosen, &p->machine, p->ranks, p->backward, &p->fit));
         chosen->seq = (int_list){{p->fit.seq}, 1};
         chosen->layout = 1 + (int)p->fit.layout;
         chosen->bucket = p->fit.bucket;
@@ -158,6 +160,9 @@ static ra_status plan_settings(plan_view *p, settings *chosen) {
     p->desc = &d.desc;
     ra_status status = check_memory_limit(p->s, &d.desc, p->ranks, p->backward);
     if (status == RA_OK) status = look(p);
+    if (status == RA_OK && p->s->fit && open)
+        snprintf(p->rank[0].reason, sizeof p->rank[0].reason, "ring: the memory-minimal way; bucket %lld: %s",
+                 (long long)p->rank[0].bucket, p->s->bucket ? "as asked for" : "the fastest of those that fit the longest sequence");
     if (status == RA_OK) status = p->s->json ? report_json(p) : report(p);
     free(p->rank);
     description_free(&d);

@@ -14,7 +14,7 @@
 #include "trace.h"
 
 #define SAMPLED_ROWS 1000
-#define SAMPLED_WORK 4e8 /* pairs times D of all sampled rows together */
+#define SAMPLED_WORK 1e8 /* pairs times D of all sampled rows together: some seconds */
 
 typedef struct solo {
     const settings *s;

@@ -206,10 +206,37 @@ class Promises(kit.Case):
         self.assertEqual(value["sampled_rows"], 1000)
         self.assertEqual(value["peak_bytes"], value["planned_bytes"])
 
-    def test_auto_gathers_short_sequences_and_rings_long_ones(self):
-        self.assertEqual(self.json("plan", "--seq", 1024, "--ring-size", 8)["schedule"], "gather")
-        self.assertEqual(self.json("plan", "--seq", 1000000, "--ring-size", 8, "--memory-limit", "1G", "--heads", 2,
-                                   "--head-dim", 64)["schedule"], "ring")
+    def test_auto_gathers_short_sequences_and_rings_long_ones_and_says_why(self):
+        def chosen(command, *args):
+            value = self.json(command, *args)
+            self.assertIn(value["schedule"], value["reason"])
+            return value["schedule"]
+
+        self.assertEqual(chosen("plan", "--seq", 1024, "--ring-size", 8), "gather")
+        self.assertEqual(chosen("bench", "--seq", 1024, "--ring-size", 8, "--repeat", 1), "gather")
+        million = ["--seq", 1000000, "--ring-size", 8, "--memory-limit", "1G"]
+        self.assertEqual(chosen("plan", *million), "ring")
+        self.assertEqual(chosen("bench", "--rank", 3, *million, "--segment-lengths", 128, "--heads", 2), "ring")
+
+    def test_auto_rings_where_a_gather_would_exceed_the_memory_limit(self):
+        shape = ["plan", "--seq", 8192, "--ring-size", 8]
+        self.assertEqual(self.json(*shape, "--memory-limit", "100M")["schedule"], "gather")
+        for limit in ("30M", "13M"):
+            value = self.json(*shape, "--memory-limit", limit)
+            self.assertEqual(value["schedule"], "ring")
+            self.assertRegex(value["reason"], "^ring.*memory limit")
+        self.refused(4, *shape, "--memory-limit", "2M", says="--memory-limit")
+
+    def test_what_fits_at_a_scaled_down_size_is_what_a_rank_holds(self):
+        limit = 6 << 20
+        for ranks in (1, 8, 64):
+            shape = ["--ring-size", ranks, "--heads", 8, "--head-dim", 64, "--dtype", "bf16", "--threads", 1]
+            fit = self.json("plan", "--fit", "--memory-limit", limit, *shape)["fit"]
+            self.assertGreater(fit["seq"], 150 * ranks)
+            self.assertAlmostEqual(fit["memory_bytes"] / limit, 1, delta=0.02)  # nothing longer fits
+            value = self.json(*fit["cli"].split()[1:], "--rank", ranks // 2, "--pass", "both", "--threads", 1)
+            self.assertFalse(value["failed"])
+            self.assertAlmostEqual(value["peak_bytes"] / fit["memory_bytes"], 1, delta=0.01)
 
     def test_machines_predict_and_scale(self):
         for machine in ("laptop", "h200x8", "h200x64"):

@@ -9,6 +9,7 @@
 #include "core/dtype.h"
 #include "core/status.h"
 #include "ring/agree.h"
+#include "ring/call.h"
 #include "ring/ring.h"
 #include "ring/summary.h"
 
@@ -66,7 +67,9 @@ static ra_status make_route(ra_plan *plan, int rank, int ranks) {
         if (bytes <= c->memory_limit) return RA_OK;
         if (choice.schedule == RA_SCHEDULE_GATHER && c->schedule == RA_SCHEDULE_AUTO) { /* the ring needs less */
             plan->schedule = choice.schedule = RA_SCHEDULE_RING;
-            bucket = c->bucket > 0 ? 2 * c->bucket : 2 * ra_usual_bucket(c);
+            bucket = c->bucket > 0 ? c->bucket : ra_usual_bucket(c);
+            snprintf(plan->reason, sizeof plan->reason, "ring; bucket %" PRId64 ": a gather would exceed the memory limit", bucket);
+            bucket *= 2; /* halved before the next look */
             continue;
         }
         if (c->bucket > 0 || bucket <= 1)
@@ -142,10 +145,12 @@ static ra_status find_or_make(ra_comm *comm, const ra_attention_desc *desc, cons
     } else {
         comm->cache_misses++;
         RA_TRY(ra_plan_make(desc, ra_comm_rank(comm), ra_comm_size(comm), &plan));
+        ra_status status = ra_call_reserve(comm, plan);
         plan->key = ra_arena_take(&plan->arena, key_bytes, 1);
-        if (!plan->key) {
+        if (status == RA_OK && !plan->key) status = ra_fail(RA_NOMEM, "no memory for a plan");
+        if (status != RA_OK) {
             ra_plan_free(plan);
-            return ra_fail(RA_NOMEM, "no memory for a plan");
+            return status;
         }
         memcpy(plan->key, key, (size_t)key_bytes);
         plan->key_bytes = key_bytes;
