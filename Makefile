@@ -32,8 +32,8 @@ test-long: build-tests ## the same with more cases and longer runs
 cuda: build ## compile the CUDA kernels too (default where there is a GPU)
 	@ninja -C $(BUILD) ringattn_cuda || { echo "make cuda needs nvcc (CUDA 12.3 or later)"; exit 1; }
 
-test-gpu: cuda ## the tests that need a CUDA device (and PyTorch)
-	@RINGATTN_CUDA_LIBRARY=$(abspath $(BUILD))/libringattn_cuda.so $(or $(PYTHON),python3) -m unittest discover -s tests/gpu
+test-gpu: cuda ## the tests that need a CUDA device (and PyTorch), and a small set of them under compute-sanitizer
+	@PYTHON=$(or $(PYTHON),python3) tools/test_gpu.sh $(abspath $(BUILD))
 
 bench: build ## speed on this machine
 	@tools/bench.sh $(BUILD)/ringattn

@@ -8,7 +8,6 @@
 #include "core/alloc.h"
 #include "core/size.h"
 #include "core/status.h"
-#include "ringattn_cuda.h"
 #include "core/workers.h"
 #include "ringattn_cuda.h"
 
@@ -170,7 +169,6 @@ static void set_options(const settings *s, int ranks, ra_attention_desc *desc) {
     desc->device =
         s->device == DEVICE_CUDA ? RA_DEVICE_CUDA : RA_DEVICE_CPU; /* auto: files and generated data lie in this memory */
     desc->checksum = s->checksum;
-    desc->device = s->device == DEVICE_CUDA ? RA_DEVICE_CUDA : RA_DEVICE_CPU;
 }
 
 ra_status describe(const settings *s, int64_t seq, int ranks, description *d) {

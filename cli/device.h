@@ -1,10 +1,10 @@
-/* Forward of a rank's tensors wherever the descriptor says: on the CPU where they lie, or on a GPU, by way of device memory. */
+/* Forward of a rank's tensors where they lie, on the CPU or on a GPU, and how long it took. */
 #ifndef CLI_DEVICE_H
 #define CLI_DEVICE_H
 
 #include "shard.h"
 
-/* *seconds: of the computation alone, without the way to the device and back. */
+/* *seconds: of the computation alone. Complete when it returns. */
 ra_status device_forward(ra_plan *plan, const shard *s, double *seconds);
 
 #endif

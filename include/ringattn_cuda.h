@@ -38,7 +38,7 @@ RA_API ra_status ra_cuda_mark(void *stream, void **event);
 RA_API ra_status ra_cuda_between(void *start, void *end, double *seconds);
 RA_API void ra_cuda_forget(void *event);
 
-/* Which kernel the latest forward step on this thread ran: "sm90", "sm80", "f32", or "" before the first. */
+/* Which kernel the latest forward step on this thread ran: "sm90a", "sm80", "f32", or "" before the first. */
 RA_API const char *ra_cuda_last_path(void);
 
 #ifdef __cplusplus

@@ -246,6 +246,29 @@ static void blocks_still_taken_outlive_the_pool(void **state) {
     assert_int_equal(c.live_bytes, 0);
 }
 
+/* Work of a stream goes on after its block was given back, so that only work behind it may have the block. */
+static void a_block_of_a_stream_serves_that_stream_alone(void **state) {
+    (void)state;
+    ra_pool *pool = ra_pool_create();
+    int stream, other;
+    void *first, *second, *again;
+    assert_int_equal(ra_pool_reserve(pool, 100), RA_OK);
+    assert_int_equal(ra_pool_take_for(pool, 100, &stream, &first), RA_OK);
+    assert_int_equal(ra_pool_read(pool).misses, 1); /* what was reserved serves anybody */
+    ra_pool_give(pool, first);
+    assert_int_equal(ra_pool_take_for(pool, 100, &other, &second), RA_OK);
+    assert_true(second != first);
+    assert_int_equal(ra_pool_take_for(pool, 100, &stream, &again), RA_OK);
+    assert_true(again == first);
+    assert_int_equal(ra_pool_read(pool).misses, 2);
+    ra_pool_give(pool, second);
+    ra_pool_give(pool, again);
+    assert_int_equal(ra_pool_take_for(pool, 200, &stream, &again), RA_OK); /* frees its own small one, not the other's */
+    assert_int_equal(ra_pool_read(pool).idle, 100);
+    ra_pool_give(pool, again);
+    ra_pool_destroy(pool);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(blocks_are_aligned_distinct_and_freed_with_the_size_they_had, restore_allocator),
@@ -259,6 +282,7 @@ int main(void) {
         cmocka_unit_test_teardown(every_failing_allocation_is_no_memory_and_leaks_nothing, restore_allocator),
         cmocka_unit_test(a_workspace_too_large_for_any_machine_is_no_memory),
         cmocka_unit_test_teardown(blocks_still_taken_outlive_the_pool, restore_allocator),
+        cmocka_unit_test(a_block_of_a_stream_serves_that_stream_alone),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

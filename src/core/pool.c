@@ -8,6 +8,7 @@ typedef struct block {
     struct block *next;
     void *data;
     int64_t bytes;
+    const void *owner;
 } block;
 
 struct ra_pool {
@@ -47,12 +48,30 @@ void ra_pool_destroy(ra_pool *pool) {
     ra_free(pool, sizeof *pool);
 }
 
+static bool serves(const block *b, const void *owner) { return !b->owner || b->owner == owner; }
+
 /* The smallest idle block that is large enough: forward runs in backward's, once that is there. */
-static block **find_idle(ra_pool *pool, int64_t bytes) {
+static block **find_idle(ra_pool *pool, int64_t bytes, const void *owner) {
     block **best = NULL;
     for (block **b = &pool->idle; *b; b = &(*b)->next)
-        if ((*b)->bytes >= bytes && (!best || (*b)->bytes < (*best)->bytes)) best = b;
+        if ((*b)->bytes >= bytes && serves(*b, owner) && (!best || (*b)->bytes < (*best)->bytes)) best = b;
     return best;
+}
+
+/* Frees the idle blocks that would serve this owner. */
+static void trim_for(ra_pool *pool, const void *owner) {
+    block **at = &pool->idle;
+    while (*at) {
+        block *b = *at;
+        if (!serves(b, owner)) {
+            at = &b->next;
+            continue;
+        }
+        *at = b->next;
+        pool->counts.idle -= b->bytes;
+        pool->memory.free(b->data, b->bytes);
+        ra_free(b, sizeof *b);
+    }
 }
 
 static block *new_block(const ra_pool *pool, int64_t bytes) {
@@ -64,21 +83,24 @@ static block *new_block(const ra_pool *pool, int64_t bytes) {
     return NULL;
 }
 
-ra_status ra_pool_take(ra_pool *pool, int64_t bytes, void **data) {
+ra_status ra_pool_take(ra_pool *pool, int64_t bytes, void **data) { return ra_pool_take_for(pool, bytes, NULL, data); }
+
+ra_status ra_pool_take_for(ra_pool *pool, int64_t bytes, const void *owner, void **data) {
     *data = NULL;
     if (bytes < 0) return ra_fail(RA_INTERNAL, "a workspace of %lld bytes was asked for", (long long)bytes);
-    block **found = find_idle(pool, bytes), *b;
+    block **found = find_idle(pool, bytes, owner), *b;
     if (found) {
         b = *found;
         *found = b->next;
         pool->counts.idle -= b->bytes;
         pool->counts.hits++;
     } else {
-        ra_pool_trim(pool); /* what lies idle is too small, and the new block will do for it: never both at once */
+        trim_for(pool, owner); /* what lies idle is too small, and the new block will do for it: never both at once */
         b = new_block(pool, bytes);
         if (!b) return ra_fail(RA_NOMEM, "no memory for a workspace of %lld bytes", (long long)bytes);
         pool->counts.misses++;
     }
+    b->owner = owner;
     b->next = pool->taken;
     pool->taken = b;
     pool->counts.in_use += b->bytes;
@@ -111,6 +133,13 @@ void ra_pool_give(ra_pool *pool, void *data) {
     b->next = pool->idle;
     pool->idle = b;
     drop_oldest(pool);
+}
+
+ra_status ra_pool_reserve(ra_pool *pool, int64_t bytes) {
+    void *data;
+    RA_TRY(ra_pool_take(pool, bytes, &data));
+    ra_pool_give(pool, data);
+    return RA_OK;
 }
 
 ra_pool_counts ra_pool_read(const ra_pool *pool) { return pool->counts; }

@@ -16,7 +16,7 @@
 #endif
 
 /* One list of the backend's functions: how they are kept and how they are found. */
-#define FUNCTIONS(X) X(version) X(probe) X(unsupported) X(forward) X(fill) X(finish) X(alloc) X(free) X(copy) X(synchronize) X(mark) X(between) X(forget)
+#define FUNCTIONS(X) X(version) X(probe) X(unsupported) X(forward) X(fill) X(finish) X(alloc) X(free) X(capturing) X(copy) X(synchronize) X(mark) X(between) X(forget)
 
 static struct {
 #define X(name) __typeof__(&ra_cuda_backend_##name) name;
@@ -89,10 +89,6 @@ static const char *unavailable(void) {
     return backend.probe(NULL, &failure) == RA_OK ? NULL : failure.text;
 }
 
-static const char *unsupported(const ra_problem *problem) {
-    pthread_once(&once, load);
-    return loaded ? backend.unsupported(problem) : missing;
-}
 
 static int64_t scratch(const ra_problem *problem, int workers) {
     (void)problem;
@@ -100,10 +96,7 @@ static int64_t scratch(const ra_problem *problem, int workers) {
     return RA_CUDA_SCRATCH;
 }
 
-static ra_status forward(const ra_forward_step *step) {
-    RA_TRY(need());
-    return told(backend.forward(step, &last_path, &failure));
-}
+static bool capturing(void *stream) { return loaded && backend.capturing(stream); }
 
 static ra_status backward(const ra_backward_step *step) {
     (void)step;
@@ -131,19 +124,37 @@ static void device_free(void *memory, int64_t bytes) {
 
 static const ra_memory device_memory = {device_alloc, device_free};
 
-const ra_kernel ra_kernel_cuda = {
-    .name = "cuda",
-    .device = RA_DEVICE_CUDA,
-    .memory = &device_memory,
-    .unavailable = unavailable,
-    .unsupported = unsupported,
-    .forward_scratch = scratch,
-    .backward_scratch = scratch,
-    .fill = fill,
-    .finish = finish,
-    .forward = forward,
-    .backward = backward,
-};
+static const char *unsupported(const ra_problem *problem, const char *wanted) {
+    pthread_once(&once, load);
+    return loaded ? backend.unsupported(problem, wanted) : missing;
+}
+
+static ra_status forward(const ra_forward_step *step, const char *wanted) {
+    RA_TRY(need());
+    return told(backend.forward(step, wanted, &last_path, &failure));
+}
+
+/* One for the choice between the kernels, and one for each of them. */
+#define CUDA_KERNEL(name_, wanted)                                                                                             \
+    static const char *unsupported_##name_(const ra_problem *problem) { return unsupported(problem, wanted); }                 \
+    static ra_status forward_##name_(const ra_forward_step *step) { return forward(step, wanted); }                            \
+    const ra_kernel ra_kernel_##name_ = {                                                                                      \
+        .name = #name_,                                                                                                        \
+        .device = RA_DEVICE_CUDA,                                                                                              \
+        .memory = &device_memory,                                                                                              \
+        .unavailable = unavailable,                                                                                            \
+        .unsupported = unsupported_##name_,                                                                                    \
+        .capturing = capturing,                                                                                                \
+        .forward_scratch = scratch,                                                                                            \
+        .backward_scratch = scratch,                                                                                           \
+        .fill = fill,                                                                                                          \
+        .finish = finish,                                                                                                      \
+        .forward = forward_##name_,                                                                                            \
+        .backward = backward,                                                                                                  \
+    };
+CUDA_KERNEL(cuda, RA_CUDA_ANY)
+CUDA_KERNEL(sm90a, RA_CUDA_SM90A)
+CUDA_KERNEL(sm80, RA_CUDA_SM80)
 
 ra_status ra_cuda_rows_fill(const ra_problem *problem, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc, ra_tensor m, ra_tensor l,
                             void *stream) {

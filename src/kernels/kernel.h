@@ -53,6 +53,8 @@ typedef struct ra_kernel {
     const char *(*unavailable)(void);
     /* NULL if it computes this problem, else why not (the table then offers the next). */
     const char *(*unsupported)(const ra_problem *problem);
+    /* Is the stream being captured, so that what is enqueued now runs later, and perhaps often? NULL: streams are nothing to it. */
+    bool (*capturing)(void *stream);
     int64_t (*forward_scratch)(const ra_problem *problem, int workers);
     int64_t (*backward_scratch)(const ra_problem *problem, int workers);
     /* Before the first step: the empty state, or when `single` out = 0 and lse = -inf (a kernel may leave that to forward, which then is

@@ -88,12 +88,14 @@ CPU_KERNEL(neon, scalar, elsewhere_arm, at_most_32_bits)
 CPU_KERNEL(scalar, scalar, always, anything)
 
 #ifdef RA_HAVE_CUDA_KERNELS
-extern const ra_kernel ra_kernel_cuda;
+extern const ra_kernel ra_kernel_cuda, ra_kernel_sm90a, ra_kernel_sm80;
 #endif
 
 static const ra_kernel *const kernels[] = {
 #ifdef RA_HAVE_CUDA_KERNELS
     &ra_kernel_cuda,
+    &ra_kernel_sm90a,
+    &ra_kernel_sm80,
 #endif
     &kernel_amx,
     &kernel_avx512,
@@ -122,9 +124,7 @@ static const char *why_not(const ra_kernel *kernel, const ra_problem *problem) {
     return reason ? reason : kernel->unsupported(problem);
 }
 
-/* The GPU's kernels are one to the ring: which of them runs follows from the device and the tensors' strides. */
 static const ra_kernel *by_name(const char *name) {
-    if (strcmp(name, "sm80") == 0 || strcmp(name, "sm90a") == 0) name = "cuda";
     for (int i = 0; i < KERNELS; i++)
         if (strcmp(kernels[i]->name, name) == 0) return kernels[i];
     return NULL;

@@ -21,17 +21,36 @@ void ra_call_trace(const ra_call *call, ra_activity activity, int peer, int64_t 
     comm->trace(comm->trace_ctx, &event);
 }
 
-ra_status ra_call_begin(ra_call *call, ra_plan *plan, const char *phase, int64_t workspace_bytes) {
+/* Where the workspaces of this kernel come from; NULL: there is no memory for a pool. */
+static ra_pool *pool_of(ra_comm *comm, const ra_kernel *kernel) {
+    if (kernel->device == RA_DEVICE_CPU) return comm->pool;
+    if (!comm->device_pool) comm->device_pool = ra_pool_create_on(kernel->memory);
+    return comm->device_pool;
+}
+
+/* Work of a device runs on after the call, so that its workspace is its stream's until then. */
+static const void *owner_of(const ra_call *call) {
+    static const char default_stream;
+    if (call->plan->kernel->device == RA_DEVICE_CPU) return NULL;
+    return call->stream ? call->stream : &default_stream;
+}
+
+ra_status ra_call_reserve(ra_comm *comm, const ra_plan *plan) {
+    if (plan->kernel->device == RA_DEVICE_CPU) return RA_OK;
+    ra_pool *pool = pool_of(comm, plan->kernel);
+    return pool ? ra_pool_reserve(pool, plan->forward.total) : ra_fail(RA_NOMEM, "no memory for a pool");
+}
+
+ra_status ra_call_begin(ra_call *call, ra_plan *plan, const char *phase, int64_t workspace_bytes, void *stream) {
     ra_comm *comm = plan->comm;
-    *call = (ra_call){.plan = plan, .phase = phase};
+    *call = (ra_call){.plan = plan, .phase = phase, .stream = stream};
     RA_TRY(ra_link_status(comm->link));
     ra_link_set_phase(comm->link, phase);
     void *block = NULL;
-    bool host = plan->kernel->device == RA_DEVICE_CPU;
-    if (!host && !comm->device_pool) comm->device_pool = ra_pool_create_on(plan->kernel->memory);
-    call->pool = host ? comm->pool : comm->device_pool;
-    ra_status status = call->pool ? ra_pool_take(call->pool, workspace_bytes, &block) : ra_fail(RA_NOMEM, "no memory for a pool");
-    if (status == RA_OK && host) status = ra_comm_workers(comm, plan->threads);
+    call->pool = pool_of(comm, plan->kernel);
+    ra_status status =
+        call->pool ? ra_pool_take_for(call->pool, workspace_bytes, owner_of(call), &block) : ra_fail(RA_NOMEM, "no memory for a pool");
+    if (status == RA_OK && plan->kernel->device == RA_DEVICE_CPU) status = ra_comm_workers(comm, plan->threads);
     call->workspace = block;
     call->started = ra_seconds();
     call->counts = ra_link_read(comm->link);
@@ -51,6 +70,8 @@ ra_status ra_call_end(ra_call *call, ra_status status) {
         ra_link_abort(comm->link, status, ra_last_error());
         reusable = ra_link_cancel(comm->link, call->plan->transfers, call->transfer_count);
     }
+    const ra_kernel *kernel = call->plan->kernel;
+    if (kernel->capturing && kernel->capturing(call->stream)) reusable = false; /* it belongs to the graph from now on */
     if (call->workspace && reusable) ra_pool_give(call->pool, call->workspace);
     ra_link_counts now = ra_link_read(comm->link);
     ra_stats_data *stats = &call->plan->stats;

@@ -9,6 +9,7 @@ typedef struct ra_call {
     const char *phase; /* "forward", "backward" */
     ra_pool *pool;
     char *workspace; /* from the pool */
+    void *stream;
     int64_t step;
     int64_t transfer_count; /* posted in this step, */
     double posted;          /* the first of them at this time */
@@ -18,8 +19,10 @@ typedef struct ra_call {
     ra_link_counts counts; /* of the link, at the start */
 } ra_call;
 
+/* Allocates what the plan's calls on a device need, so that they themselves allocate nothing on the first stream they are made on. */
+ra_status ra_call_reserve(ra_comm *comm, const ra_plan *plan);
 /* Checks the communicator, takes the workspace and the workers. */
-ra_status ra_call_begin(ra_call *call, ra_plan *plan, const char *phase, int64_t workspace_bytes);
+ra_status ra_call_begin(ra_call *call, ra_plan *plan, const char *phase, int64_t workspace_bytes, void *stream);
 /* Gives everything back, whatever happened, and tells the peers about a failure. Returns status. */
 ra_status ra_call_end(ra_call *call, ra_status status);
 

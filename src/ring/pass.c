@@ -74,7 +74,7 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
     const ra_workspace *w = &plan->forward;
     const ra_view *view = &plan->view;
     ra_forward_pass pass = {.args = args, .home = {.k = args->k, .v = args->v}};
-    RA_TRY(ra_call_begin(&pass.call, plan, "forward", w->total));
+    RA_TRY(ra_call_begin(&pass.call, plan, "forward", w->total, args->stream));
     ra_workers *workers = plan->comm->workers;
     int64_t cursor = 0;
     char *acc = ra_call_carve(&pass.call, &cursor, w->acc), *m = ra_call_carve(&pass.call, &cursor, w->m);
@@ -128,7 +128,7 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
     ra_backward_pass pass = {.args = args, .size = (int64_t)ra_dtype_size(c->dtype), .state_size = ra_state_size(c->dtype)};
     if (plan->kernel->device != RA_DEVICE_CPU)
         return ra_fail(RA_NOT_AVAILABLE, "the backward pass on a GPU is not available in this version");
-    RA_TRY(ra_call_begin(&pass.call, plan, "backward", w->total));
+    RA_TRY(ra_call_begin(&pass.call, plan, "backward", w->total, args->stream));
     ra_workers *workers = plan->comm->workers;
     int64_t cursor = 0;
     ra_tensor delta = ra_tensor_lse(ra_call_carve(&pass.call, &cursor, w->delta), rows_q, c->heads);

@@ -39,13 +39,27 @@ extern "C" ra_status ra_cuda_backend_probe(ra_cuda_device *device, ra_cuda_error
     return RA_OK;
 }
 
+/* An allocation is no work of any stream, so a capture need not object to it. */
 extern "C" ra_status ra_cuda_backend_alloc(int64_t bytes, void **memory, ra_cuda_error *error) {
     *memory = nullptr;
-    RA_CUDA_TRY(error, cudaMalloc(memory, (size_t)(bytes > 0 ? bytes : 1)));
-    return RA_OK;
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    RA_CUDA_TRY(error, cudaThreadExchangeStreamCaptureMode(&mode));
+    const cudaError_t code = cudaMalloc(memory, (size_t)(bytes > 0 ? bytes : 1));
+    RA_CUDA_TRY(error, cudaThreadExchangeStreamCaptureMode(&mode));
+    return code == cudaSuccess ? RA_OK : ra::cuda_failed(error, "cudaMalloc", code);
 }
 
-extern "C" void ra_cuda_backend_free(void *memory) { cudaFree(memory); }
+extern "C" bool ra_cuda_backend_capturing(void *stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
+}
+
+extern "C" void ra_cuda_backend_free(void *memory) {
+    cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+    cudaThreadExchangeStreamCaptureMode(&mode);
+    cudaFree(memory);
+    cudaThreadExchangeStreamCaptureMode(&mode);
+}
 
 extern "C" ra_status ra_cuda_backend_copy(void *to, const void *from, int64_t bytes, void *stream, ra_cuda_error *error) {
     RA_CUDA_TRY(error, cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));

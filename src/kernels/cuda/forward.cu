@@ -3,7 +3,6 @@
 #include "tensor_map.cuh"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 namespace ra {
@@ -81,19 +80,25 @@ struct Way {
     int64_t batch; /* entries of one launch */
 };
 
-static const Variant *sm90_variant(int head_dim) {
-    if (head_dim <= 64) return &sm90_d64;
-    if (head_dim <= 96) return &sm90_d96;
-    if (head_dim <= 128) return &sm90_d128;
-    return head_dim <= 192 ? &sm90_d192 : &sm90_d256;
+static bool wants(const char *wanted, const char *name) { return wanted && strcmp(wanted, name) == 0; }
+
+static const Variant *sm90_variant(const ra_problem *p) {
+    const int64_t dim = p->head_dim;
+    const Variant *ways = dim <= 64 ? sm90_d64 : dim <= 96 ? sm90_d96 : dim <= 128 ? sm90_d128 : dim <= 192 ? sm90_d192 : sm90_d256;
+    return &ways[p->dropout > 0];
 }
 
-static bool fits_sm90(const ra_forward_step *step, const Device &device) {
-    const ra_problem *p = step->problem;
-    if (device.major != 9 || device.minor != 0 || p->dtype == RA_F32 || !find_encoder()) return false;
-    if (p->head_dim % 8 || !(p->scale > 0)) return false;
-    return step->single ? aligned(step->out, 2, 16) : aligned(step->acc, 4, 8);
+/* NULL, or why Hopper's kernel does not compute the problem. */
+static const char *beyond_sm90(const ra_problem *p, const Device &device) {
+    if (device.major != 9 || device.minor != 0) return "it needs a GPU of compute capability 9.0 (Hopper)";
+    if (p->dtype == RA_F32) return "it computes bf16 and f16 only";
+    if (p->head_dim % 8) return "it needs a head_dim that is a multiple of 8";
+    if (!(p->scale > 0)) return "it needs a scale above 0";
+    return find_encoder() ? nullptr : "the driver cannot make tensor maps";
 }
+
+/* The same of a step: are its results where it can write them? */
+static bool writable_sm90(const ra_forward_step *step) { return step->single ? aligned(step->out, 2, 16) : aligned(step->acc, 4, 8); }
 
 static bool rows_are_vectors(const ra_forward_step *step) {
     if (step->problem->head_dim % 8 || !aligned(step->q, 2, 16)) return false;
@@ -102,19 +107,34 @@ static bool rows_are_vectors(const ra_forward_step *step) {
     return step->single ? aligned(step->out, 2, 16) : aligned(step->acc, 4, 8);
 }
 
-static Way choose_way(const ra_forward_step *step, const Device &device, TmaJob *tma) {
+/* RA_NOT_AVAILABLE: the wanted kernel does not take the step. */
+static ra_status choose_way(const ra_forward_step *step, const char *wanted, const Device &device, TmaJob *tma, Way *way,
+                            ra_cuda_error *error) {
     const ra_problem *p = step->problem;
-    const int dim = (int)p->head_dim;
     const int64_t batch = p->key_begin || p->key_end ? ra_min(JOB_BATCH, p->batch) : p->batch;
-    const char *wish = getenv("RINGATTN_CUDA_KERNEL"); /* for tests: keeps the general kernels from being passed over */
-    if (fits_sm90(step, device) && !(wish && strcmp(wish, "sm80") == 0)) {
-        const Variant *variant = sm90_variant(dim);
-        if (mappable(step, variant, batch, tma)) return {"sm90", variant, true, batch};
-        if (batch > 1 && mappable(step, variant, 1, tma)) return {"sm90", variant, true, 1};
+    const char *reason = beyond_sm90(p, device);
+    if (!reason && !writable_sm90(step)) reason = "rows of the result do not start at multiples of 16 bytes";
+    if (!reason && !wants(wanted, RA_CUDA_SM80)) {
+        const Variant *variant = sm90_variant(p);
+        for (int64_t entries : {batch, (int64_t)1}) {
+            if (!mappable(step, variant, entries, tma)) continue;
+            *way = {RA_CUDA_SM90A, variant, true, entries};
+            return RA_OK;
+        }
+        reason = "the strides of the tensors are not those that tensor maps can walk";
     }
-    if (p->dtype == RA_F32) return {"f32", dim <= 64 ? &f32_d64 : dim <= 128 ? &f32_d128 : &f32_d256, false, batch};
-    const Variant *ways = dim <= 64 ? sm80_d64 : dim <= 128 ? sm80_d128 : dim <= 192 ? sm80_d192 : sm80_d256;
-    return {"sm80", &ways[rows_are_vectors(step) ? 0 : 1], false, batch};
+    if (wants(wanted, RA_CUDA_SM90A)) {
+        snprintf(error->text, sizeof error->text, "kernel 'sm90a' cannot be used: %s", reason);
+        return RA_NOT_AVAILABLE;
+    }
+    const int64_t dim = p->head_dim;
+    if (p->dtype == RA_F32) {
+        *way = {RA_CUDA_F32, dim <= 64 ? &f32_d64 : dim <= 128 ? &f32_d128 : &f32_d256, false, batch};
+    } else {
+        const Variant *ways = dim <= 64 ? sm80_d64 : dim <= 128 ? sm80_d128 : dim <= 192 ? sm80_d192 : sm80_d256;
+        *way = {RA_CUDA_SM80, &ways[rows_are_vectors(step) ? 0 : 1], false, batch};
+    }
+    return RA_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------------------- launches */
@@ -166,13 +186,15 @@ static ra_status run_batch(const ra_forward_step *step, const Way &way, const De
     return launch(step, way, device, tma, error);
 }
 
-static ra_status run(const ra_forward_step *step, const char **path, ra_cuda_error *error) {
+static ra_status run(const ra_forward_step *step, const char *wanted, const char **path, ra_cuda_error *error) {
     static thread_local TmaJob tma; /* too large for some threads' stacks */
     const ra_problem *p = step->problem;
     Device device;
     ra_status status = find_device(&device, error);
     if (status != RA_OK) return status;
-    const Way way = choose_way(step, device, &tma);
+    Way way;
+    status = choose_way(step, wanted, device, &tma, &way, error);
+    if (status != RA_OK) return status;
     if (path) *path = way.name;
 
     bool describable = true;
@@ -199,20 +221,25 @@ static const char *check_item(const ra_item *item) {
 
 } // namespace ra
 
-extern "C" ra_status ra_cuda_backend_forward(const ra_forward_step *step, const char **path, ra_cuda_error *error) {
-    const char *reason = ra_cuda_backend_unsupported(step->problem);
+extern "C" ra_status ra_cuda_backend_forward(const ra_forward_step *step, const char *wanted, const char **path, ra_cuda_error *error) {
+    const char *reason = ra_cuda_backend_unsupported(step->problem, RA_CUDA_ANY);
     for (int64_t i = 0; i < step->item_count && !reason; i++) reason = ra::check_item(&step->items[i]);
     if (reason) {
         snprintf(error->text, sizeof error->text, "%s", reason);
         return RA_INVALID;
     }
     if (step->problem->rows_q == 0 || step->problem->batch == 0) return RA_OK;
-    return ra::run(step, path, error);
+    return ra::run(step, wanted, path, error);
 }
 
-extern "C" const char *ra_cuda_backend_unsupported(const ra_problem *p) {
+extern "C" const char *ra_cuda_backend_unsupported(const ra_problem *p, const char *wanted) {
     if (p->dtype != RA_F32 && p->dtype != RA_BF16 && p->dtype != RA_F16) return "the CUDA kernels compute f32, bf16 and f16 only";
     if (p->head_dim < 1 || p->head_dim > 256) return "head_dim is not in 1..256";
     if (p->rows_q >= ra::JOB_ROWS || p->batch * p->heads > INT32_MAX) return "a rank holds 2^30 rows or more";
+    if (ra::wants(wanted, RA_CUDA_SM90A)) {
+        ra::Device device;
+        ra_cuda_error error;
+        return ra::find_device(&device, &error) == RA_OK ? ra::beyond_sm90(p, device) : "there is no usable GPU";
+    }
     return nullptr;
 }

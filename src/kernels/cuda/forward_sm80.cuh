@@ -141,9 +141,9 @@ __global__ void __launch_bounds__(S::THREADS) forward_sm80(const __grid_constant
                     }
                 }
             }
-            if (job.drop_below) drop_tile<N>(job, work, s[t], warp_row + t * 16 + lane / 4, key);
 #pragma unroll
             for (int i = 0; i < N / 4; i++) p[t][i] = pack<T>(s[t][2 * i], s[t][2 * i + 1]);
+            if (job.drop_below) drop_pairs<N>(job, work, p[t], warp_row + t * 16 + lane / 4, key);
         }
 
         cp_async_wait<0>();
@@ -180,6 +180,7 @@ __global__ void __launch_bounds__(S::THREADS) forward_sm80(const __grid_constant
         if (__any_sync(~0u, masked) && __any_sync(~0u, doubt != 0.f)) {
             for (int a = first; a < min(first + 16, item.q.count); a++) recompute_row<T>(job, work, a);
         } else {
+            scale_kept(job, o[t]);
             if (job.single) write_rows<T, D, Vectors>(job, work, o[t], base[t], l[t], first + lane / 4);
             else fold_rows<D, Vectors>(job, work, o[t], base[t], l[t], first + lane / 4);
         }

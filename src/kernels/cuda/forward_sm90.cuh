@@ -8,11 +8,12 @@
  *     O += P(j-1) v(j-1)   wgmma with P in registers, issued behind it
  *     softmax of S(j)      while the second product, and the other warpgroups' products, run
  *
- * Key tiles run from last to first, so the masked ones of a causal block come first; tiles that only other warpgroups need are
- * passed over. Weights are exp2(s*scale*log2 e - base): one fused multiply-add before the exponential. Finding the largest score of
+ * and the first key tile of the next block of rows takes the place of S(j) behind the last one's, so that short blocks keep the tensor
+ * cores busy too. Key tiles run from last to first, so the masked ones of a causal block come first; tiles that only other warpgroups
+ * need are passed over. Weights are exp2(s*scale*log2 e - base): one fused multiply-add before the exponential. Finding the largest score of
  * each row would cost as much as the exponentials, and is hardly ever needed: see Softmax.
  *
- *     shared memory: | q: WGS x panels x 64 rows | k: STAGES x panels x N rows | v: the same | barriers, two works |
+ *     shared memory: | q: QUERIES x WGS x panels x 64 rows | k: STAGES x panels x N rows | v: the same | barriers, two works |
  *     (a panel is 64 columns: rows of 128 bytes)
  */
 #ifndef RA_KERNELS_CUDA_FORWARD_SM90_CUH
@@ -34,34 +35,47 @@ struct TmaJob {
     Job job;
 };
 
-template <int D_, int N_, int WGS_, int STAGES_> struct Shape {
+template <int D_, int N_, int WGS_, int STAGES_, bool DROPS_ = false> struct Shape {
+    static constexpr bool DROPS = DROPS_; /* dropout */
     static constexpr int D = D_, N = N_, WGS = WGS_, STAGES = STAGES_;
     static constexpr int ROWS = 64 * WGS, PANELS = (D + 63) / 64, THREADS = 128 * (WGS + 1);
     static constexpr int Q_BYTES = PANELS * 64 * 128, KV_BYTES = PANELS * N * 128;
-    static constexpr int SHARED = WGS * Q_BYTES + 2 * STAGES * KV_BYTES;
+    /* Where there is room, the queries of the next block are fetched while those of this one are still in use. */
+    static constexpr int QUERIES = 2 * WGS * Q_BYTES + 2 * STAGES * KV_BYTES <= 216 << 10 ? 2 : 1;
+    static constexpr int SHARED = QUERIES * WGS * Q_BYTES + 2 * STAGES * KV_BYTES;
     /* Together no more than the launch's own, 65536 / THREADS rounded down to 8 each: what is missing would be waited for for ever. */
     static constexpr int PRODUCER_REGISTERS = WGS == 2 ? 40 : 32, CONSUMER_REGISTERS = WGS == 2 ? 232 : 160;
     static_assert(PRODUCER_REGISTERS + WGS * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * (WGS + 1), "more registers than a block has");
 };
 
-/* A tile as a consumer warp sees it. */
+/* A tile as a consumer warp sees it, and what it counts: here rather than in registers, of which there are none to spare. */
 struct Share {
-    int tiles;            /* key tiles of the block: the first `above` and the last `below` are for other warpgroups, */
-    int above, below;     /* and what is left is computed here */
-    int key;              /* of the first tile computed */
-    int2 range[16];       /* keys [x, y) of each of the warp's rows */
+    uint32_t works, q_turn; /* tiles done, and those of them with keys */
+    int tiles;              /* key tiles of the block: the first `above` and the last `below` are for other warpgroups, */
+    int above, below;       /* and what is left is computed here: keys from */
+    int key;                /* on, which ranges count from, too */
+    int2 range[16];         /* keys [x, y) of each of the warp's rows */
+    bool masked;            /* does one of them leave out keys of the block? Known in its end */
 };
 
 template <class S> struct Barriers {
-    uint64_t q_full[S::WGS], q_empty[S::WGS];
+    uint64_t q_full[S::QUERIES][S::WGS], q_empty[S::QUERIES][S::WGS];
     uint64_t k_full[S::STAGES], k_empty[S::STAGES], v_full[S::STAGES], v_empty[S::STAGES];
     uint64_t work_full[2], work_empty[2];
     Work work[2];
     int32_t place[2][3][3]; /* of each work, coordinates 2 .. 4 of q, k, v */
     Share share[4 * S::WGS];
+    float4 sums[S::QUERIES == 2 ? 128 * S::WGS : 1]; /* base and l of each thread, while the next tile begins */
 };
 
 template <class S> constexpr int shared_bytes() { return S::SHARED + (int)sizeof(Barriers<S>); }
+
+/* True in one lane of the warp. */
+__device__ __forceinline__ bool elected() {
+    uint32_t yes;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(yes));
+    return yes != 0;
+}
 
 /* Tells the compiler that a value is the same in all lanes. */
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
@@ -122,14 +136,16 @@ __device__ __forceinline__ void load_tiles(const TmaJob &tma, unsigned char *q, 
             };
             int key = work.key_first + j * S::N;
             load(k, bars.k_full, bars.k_empty, 1, turn, key);
+            const int queries = slot_of<S::QUERIES>(q_turn);
 #pragma unroll 1
             for (int w = 0; w < S::WGS; w++) {
-                mbarrier_wait(&bars.q_empty[w], parity_of<1>(q_turn) ^ 1);
-                mbarrier_expect(&bars.q_full[w], S::Q_BYTES);
+                uint64_t *full = &bars.q_full[queries][w];
+                mbarrier_wait(&bars.q_empty[queries][w], parity_of<S::QUERIES>(q_turn) ^ 1);
+                mbarrier_expect(full, S::Q_BYTES);
 #pragma unroll
                 for (int p = 0; p < S::PANELS; p++)
-                    tma_load(q + w * S::Q_BYTES + p * (64 * 128), &maps[0], &bars.q_full[w], p * 64, work.row + w * 64, place[0][0],
-                             place[0][1], place[0][2]);
+                    tma_load(q + (queries * S::WGS + w) * S::Q_BYTES + p * (64 * 128), &maps[0], full, p * 64, work.row + w * 64,
+                             place[0][0], place[0][1], place[0][2]);
             }
             q_turn++;
 #pragma unroll 1
@@ -152,7 +168,9 @@ __device__ __forceinline__ void load_tiles(const TmaJob &tma, unsigned char *q, 
 template <int N> struct Softmax {
     static constexpr float LIMIT = 16384.f; /* of a thread's weights in a tile: below what f16 holds */
     float base[2] = {-INFINITY, -INFINITY}, l[2] = {0.f, 0.f}; /* base: units of log2 */
-    bool settled = false;
+
+    /* Has every row of the warp met a key? */
+    __device__ __forceinline__ bool settled() const { return __all_sync(~0u, fminf(base[0], base[1]) != -INFINITY); }
 
     /* Raises base to the largest score where that has grown by more than 2^8. Returns whether any did: sums so far shrink. */
     __device__ __forceinline__ bool raise(const float (&s)[N / 2], float scale_log2, float (&shrink)[2]) {
@@ -178,7 +196,6 @@ template <int N> struct Softmax {
                 moved = true;
             }
         }
-        settled = __all_sync(~0u, base[0] != -INFINITY && base[1] != -INFINITY);
         return __any_sync(~0u, moved);
     }
 
@@ -246,42 +263,52 @@ template <int N> __device__ __forceinline__ void mask_above(float (&s)[N / 2], i
 
 template <typename T, class S>
 __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsigned char *k, unsigned char *v, Barriers<S> &bars) {
-    constexpr int D = S::D, N = S::N, STAGES = S::STAGES;
+    constexpr int D = S::D, N = S::N, STAGES = S::STAGES, QUERIES = S::QUERIES;
     const int wg = uniform((int)threadIdx.x / 128) - 1, lane = threadIdx.x & 31;
-    const int thread_row = wg * 64 + (int)(threadIdx.x / 32 & 3) * 16 + lane / 4;
     const uint32_t q_desc = wgmma_descriptor(q + wg * S::Q_BYTES, 0);
     const uint32_t k_desc = wgmma_descriptor(k, 0), v_desc = wgmma_descriptor(v, N * 128);
     const float scale_log2 = job.scale_log2;
-    Share &share = bars.share[thread_row / 16];
-    uint32_t turn = 0, q_turn = 0; /* k and v tiles, tiles with keys */
+    Share &share = bars.share[threadIdx.x / 32 - 4];
+    uint32_t turn = 0; /* k and v tiles */
     float o[D / 2], s[N / 2];
     uint32_t p[N / 4];
 
+    auto warp_row = [&] { return (int)(threadIdx.x / 32 - 4) * 16; }; /* the warp's first row in the block, and the thread's */
+    auto thread_row = [&] { return warp_row() + lane / 4; };
     auto release = [&](uint64_t *bar) {
-        if (lane == 0) mbarrier_arrive(bar);
+        if (elected()) mbarrier_arrive(bar);
     };
-    /* Waits for the next tile and finds this warp's share in it. Returns the key tiles to compute; -1: no more tiles. */
+    /* Waits for tile number `works` and finds this warp's share in it. Returns how many keys to compute, a multiple of N; -1: no more
+     * tiles. */
     auto open = [&](uint32_t works) {
         mbarrier_wait(&bars.work_full[slot_of<2>(works)], parity_of<2>(works));
         const Work &work = bars.work[slot_of<2>(works)];
         if (uniform(work.item) < 0) return -1;
         const int first = work.row + wg * 64, last = work.rows - 1;
-        int lo, hi, unused;
-        row_interval(job, work, min(work.row + thread_row - lane / 4 + (lane & 15), last), &lo, &hi);
-        if (lane < 16) share.range[lane] = make_int2(lo, hi);
-        row_interval(job, work, min(first, last), &lo, &unused);
-        row_interval(job, work, min(first + 63, last), &unused, &hi);
+        int lo, hi; /* of the warp's 16 rows, and in two more lanes of the warpgroup's first and last */
+        row_interval(job, work, min(lane < 16 ? work.row + warp_row() + lane : lane == 16 ? first : first + 63, last), &lo, &hi);
+        const int2 range = make_int2(lo, hi);
+        lo = __shfl_sync(~0u, lo, 16);
+        hi = __shfl_sync(~0u, hi, 17);
         const bool idle = first > last || hi <= lo; /* no row, or no key of any */
         const int tiles = work.key_tiles, begin = idle ? 0 : (lo - work.key_first) / N;
         const int end = idle ? 0 : min(tiles, (hi - work.key_first + N - 1) / N);
-        if (lane == 0) {
+        const int key = work.key_first + begin * N;
+        if (lane < 16) share.range[lane] = make_int2(range.x - key, range.y - key);
+        if (elected()) {
             share.tiles = tiles;
             share.above = tiles - end;
             share.below = begin;
-            share.key = work.key_first + (end - 1) * N;
+            share.key = key;
         }
         __syncwarp();
-        return uniform(end - begin);
+        return uniform((end - begin) * N);
+    };
+    auto close = [&](uint32_t works) {
+        __syncwarp();
+        if (elected()) share.works = works + 1;
+        __syncwarp();
+        release(&bars.work_empty[slot_of<2>(works)]);
     };
     auto pass_over = [&](int count) {
 #pragma unroll 1
@@ -293,13 +320,21 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             release(&bars.v_empty[stage]);
         }
     };
-    auto scores = [&](uint32_t t) {
+    auto await_queries = [&] { mbarrier_wait(&bars.q_full[slot_of<QUERIES>(share.q_turn)][wg], parity_of<QUERIES>(share.q_turn)); };
+    auto release_queries = [&] {
+        const uint32_t q_turn = share.q_turn;
+        __syncwarp();
+        if (elected()) share.q_turn = q_turn + 1;
+        release(&bars.q_empty[slot_of<QUERIES>(q_turn)][wg]);
+        __syncwarp();
+    };
+    auto scores = [&](uint32_t t, uint32_t queries) {
         mbarrier_wait(&bars.k_full[slot_of<STAGES>(t)], parity_of<STAGES>(t));
         const uint32_t stage = k_desc + slot_of<STAGES>(t) * (S::KV_BYTES >> 4);
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < D / 16; i++)
-            Wgmma<T, N>::ss(s, q_desc + (i / 4 * (64 * 128) + i % 4 * 32 >> 4), stage + (i / 4 * (N * 128) + i % 4 * 32 >> 4), i > 0);
+            Wgmma<T, N>::ss(s, queries + (i / 4 * (64 * 128) + i % 4 * 32 >> 4), stage + (i / 4 * (N * 128) + i % 4 * 32 >> 4), i > 0);
         wgmma_commit();
     };
     auto weigh = [&](uint32_t t) {
@@ -311,44 +346,68 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             Wgmma<T, D>::rs(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], stage + (i * 2048 >> 4));
         wgmma_commit();
     };
+    auto queries_desc = [&] { return uniform(q_desc + slot_of<QUERIES>(share.q_turn) * (S::WGS * S::Q_BYTES >> 4)); };
 
-    uint32_t works = 0;
     /* A tile without work for this warpgroup: what it asks of it is soon done. */
-    auto dismiss = [&] {
+    auto dismiss = [&](uint32_t works) {
         const Work &work = bars.work[slot_of<2>(works)];
         pass_over(share.tiles);
         if (share.tiles > 0) {
-            mbarrier_wait(&bars.q_full[wg], parity_of<1>(q_turn++));
-            release(&bars.q_empty[wg]);
+            await_queries();
+            release_queries();
         }
-        if (job.single) write_nothing<T>(job, work, work.row + thread_row - lane / 4);
-        __syncwarp();
-        release(&bars.work_empty[slot_of<2>(works++)]);
+        if (job.single) write_nothing<T>(job, work, work.row + warp_row());
+        close(works);
+    };
+    auto mask = [&](int left) { /* where not all rows attend to all keys; `left` keys are to come, the tile in s among them */
+        const int row = (int)(threadIdx.x & 31) / 4, c = left - N + (int)(threadIdx.x & 3) * 2;
+        if (left > share.range[0].y) mask_above<N>(s, share.range[row].y - c, share.range[row + 8].y - c);
+        if (left - N < share.range[15].x) mask_below<N>(s, share.range[row].x - c, share.range[row + 8].x - c);
+    };
+    /* The first scores of a tile, in s, become weights. */
+    auto begin = [&](Softmax<N> *softmax, int left) {
+        float unused[2];
+        release(&bars.k_empty[slot_of<STAGES>(turn)]);
+        mask(left);
+        *softmax = Softmax<N>();
+        softmax->raise(s, scale_log2, unused);
+        softmax->weigh_anyway(s, scale_log2);
     };
 
-    int left = open(works);
+    auto convert = [&](uint32_t works, int left) {
+#pragma unroll
+        for (int i = 0; i < N / 4; i++) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+        if constexpr (S::DROPS) {
+            const Work &work = bars.work[slot_of<2>(works)];
+            drop_pairs<N>(job, work, p, work.row + thread_row(), share.key + afresh(left) - N);
+        }
+    };
+
+    if (elected()) share.works = share.q_turn = 0;
+    __syncwarp();
+    int left = open(0);
+    bool begun = false; /* the first key tile's weights are in p */
+    Softmax<N> softmax;
 #pragma unroll 1
     for (;;) {
         if (left < 0) return;
         if (left == 0) {
-            dismiss();
-            left = open(works);
+            dismiss(share.works);
+            left = open(share.works);
             continue;
         }
-        pass_over(share.above);
-        mbarrier_wait(&bars.q_full[wg], parity_of<1>(q_turn++));
-        scores(turn);
-        const Work &work = bars.work[slot_of<2>(works)];
-        int key = uniform(share.key);
-        Softmax<N> softmax;
+        if (!begun) {
 #pragma unroll
-        for (int i = 0; i < D / 2; i++) o[i] = 0.f;
-
-        auto mask = [&] { /* where not all rows attend to all keys */
-            const int c = key + lane % 4 * 2;
-            if (key + N > share.range[0].y) mask_above<N>(s, share.range[lane / 4].y - c, share.range[lane / 4 + 8].y - c);
-            if (key < share.range[15].x) mask_below<N>(s, share.range[lane / 4].x - c, share.range[lane / 4 + 8].x - c);
-        };
+            for (int i = 0; i < N / 2; i++) s[i] = 0.f;
+            pass_over(share.above);
+            await_queries();
+            scores(turn, queries_desc());
+            wgmma_wait<0>();
+            wgmma_settle(s);
+            begin(&softmax, left);
+            convert(share.works, left);
+        }
+        const uint32_t queries = queries_desc();
         auto raise = [&] {
             float shrink[2];
             if (softmax.raise(s, scale_log2, shrink)) {
@@ -356,31 +415,25 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
                 for (int i = 0; i < D / 2; i++) o[i] *= shrink[i / 2 & 1];
             }
         };
-        auto convert = [&] {
-            if (job.drop_below) drop_tile<N>(job, work, s, work.row + thread_row, key);
 #pragma unroll
-            for (int i = 0; i < N / 4; i++) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
-        };
-
-        wgmma_wait<0>();
-        wgmma_settle(s);
-        release(&bars.k_empty[slot_of<STAGES>(turn)]);
-        mask();
-        raise();
-        softmax.weigh_anyway(s, scale_log2);
-        convert();
+        for (int i = 0; i < D / 2; i++) o[i] = 0.f;
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) s[i] = 0.f; /* tells the compiler that nothing of it was worth keeping */
 
         left = uniform(left); /* so that the loop's descriptors need no vector registers */
         turn = uniform(turn);
 #pragma unroll 1
-        for (; left > 1; left--) {
-            scores(turn + 1);
-            weigh(turn);
-            key -= N;
+        for (; left > N;) {
+            turn++;
+            scores(turn, afresh(queries));
+            weigh(turn - 1);
+            left -= N;
+            turn = afresh(turn);
+            left = afresh(left);
             wgmma_wait<1>();
             wgmma_settle(s);
-            mask();
-            if (!softmax.settled) {
+            mask(left);
+            if (!softmax.settled()) {
                 wgmma_wait<0>();
                 wgmma_settle(o);
                 raise();
@@ -389,65 +442,92 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
                 wgmma_wait<0>();
                 wgmma_settle(o);
                 float fresh[N / 2];
-                rescore<T, D, N>(fresh, q + wg * S::Q_BYTES, k + slot_of<STAGES>(turn + 1) * S::KV_BYTES);
+                rescore<T, D, N>(fresh, q + (slot_of<QUERIES>(share.q_turn) * S::WGS + wg) * S::Q_BYTES,
+                                 k + slot_of<STAGES>(turn) * S::KV_BYTES);
 #pragma unroll
                 for (int i = 0; i < N / 2; i++) s[i] = fresh[i];
-                mask();
+                mask(left);
                 raise();
                 softmax.weigh_anyway(s, scale_log2);
             }
-            release(&bars.k_empty[slot_of<STAGES>(turn + 1)]);
+            turn = afresh(turn);
+            release(&bars.k_empty[slot_of<STAGES>(turn)]);
             wgmma_wait<0>();
             wgmma_settle(o);
-            release(&bars.v_empty[slot_of<STAGES>(turn)]);
-            turn++;
-            convert();
+            turn = afresh(turn);
+            release(&bars.v_empty[slot_of<STAGES>(turn - 1)]);
+            convert(share.works, left);
         }
-        release(&bars.q_empty[wg]);
+        release_queries();
 
-        weigh(turn);
-        const int below = share.below;
-        const bool masked = work.key_first < share.range[15].x || work.key_first + share.tiles * N > share.range[0].y;
+        /* What the end of this tile needs is put aside while the next one begins. */
+        float4 sums = make_float4(softmax.base[0], softmax.base[1], softmax.l[0], softmax.l[1]);
+        if (QUERIES == 2) bars.sums[threadIdx.x - 128] = sums;
+        int skip = share.below;
+        const int end = (share.tiles - skip) * N; /* counted like the ranges, as is -skip * N, the start */
+        const bool masked = -skip * N < share.range[15].x || end > share.range[0].y;
         __syncwarp();
-        left = open(works + 1);
+        if (elected()) share.masked = masked;
+        left = open(share.works + 1);
+
+        /* The last product; with the next tile's first beside it, unless that might wait for the v that the last one still reads. */
+        const uint32_t last = turn++;
+        begun = QUERIES == 2 && left > 0 && skip + share.above < STAGES;
+        if (begun) {
+            pass_over(skip + share.above);
+            skip = 0;
+            await_queries();
+            scores(turn, queries_desc());
+            weigh(last);
+            wgmma_wait<1>();
+            wgmma_settle(s);
+            begin(&softmax, left);
+        } else {
+            weigh(last);
+        }
         wgmma_wait<0>();
         wgmma_settle(o);
-        release(&bars.v_empty[slot_of<STAGES>(turn++)]);
-        pass_over(below);
+        release(&bars.v_empty[slot_of<STAGES>(last)]);
+        if (begun) convert(share.works + 1, left);
+        pass_over(skip);
 
+        const Work &work = bars.work[slot_of<2>(share.works)];
+        if (QUERIES == 2) sums = bars.sums[threadIdx.x - 128];
+        const float base[2] = {sums.x, sums.y};
+        float l[2] = {sums.z, sums.w};
         float doubt[4] = {0.f, 0.f, 0.f, 0.f}; /* NaN iff a sum is not finite */
-        if (masked) {
+        if (share.masked) {
 #pragma unroll
             for (int i = 0; i < D / 2; i++) doubt[i & 3] = fmaf(o[i], 0.f, doubt[i & 3]);
         }
         if (__any_sync(~0u, doubt[0] + doubt[1] + doubt[2] + doubt[3] != 0.f)) {
-            const int first = work.row + thread_row - lane / 4, end = min(first + 16, work.rows);
-            for (int a = first; a < end; a++) recompute_row<T>(job, work, a);
+            const int first = work.row + warp_row(), rows = min(first + 16, work.rows);
+            for (int a = first; a < rows; a++) recompute_row<T>(job, work, a);
         } else {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                softmax.l[r] += __shfl_xor_sync(~0u, softmax.l[r], 1);
-                softmax.l[r] += __shfl_xor_sync(~0u, softmax.l[r], 2);
+                l[r] += __shfl_xor_sync(~0u, l[r], 1);
+                l[r] += __shfl_xor_sync(~0u, l[r], 2);
             }
-            if (job.single) write_rows<T, D, true>(job, work, o, softmax.base, softmax.l, work.row + thread_row);
-            else fold_rows<D, true>(job, work, o, softmax.base, softmax.l, work.row + thread_row);
+            if constexpr (S::DROPS) scale_kept(job, o);
+            if (job.single) write_rows<T, D, true>(job, work, o, base, l, work.row + thread_row());
+            else fold_rows<D, true>(job, work, o, base, l, work.row + thread_row());
         }
-        __syncwarp();
-        release(&bars.work_empty[slot_of<2>(works++)]);
+        close(share.works);
     }
 }
 
 template <typename T, class S>
 __global__ void __launch_bounds__(S::THREADS, 1) forward_sm90(const __grid_constant__ TmaJob tma) {
     extern __shared__ __align__(1024) unsigned char q[]; /* the swizzle counts in addresses: tiles start at multiples of 1024 */
-    unsigned char *k = q + S::WGS * S::Q_BYTES, *v = k + S::STAGES * S::KV_BYTES;
+    unsigned char *k = q + S::QUERIES * S::WGS * S::Q_BYTES, *v = k + S::STAGES * S::KV_BYTES;
     auto &bars = *reinterpret_cast<Barriers<S> *>(v + S::STAGES * S::KV_BYTES);
 
     if (threadIdx.x == 0) {
         if (shared_address(q) % 1024) __trap();
-        for (int i = 0; i < S::WGS; i++) {
-            mbarrier_init(&bars.q_full[i], 1);
-            mbarrier_init(&bars.q_empty[i], 4); /* a warp each */
+        for (int i = 0; i < S::QUERIES * S::WGS; i++) {
+            mbarrier_init(&bars.q_full[0][i], 1);
+            mbarrier_init(&bars.q_empty[0][i], 4); /* a warp each */
         }
         for (int i = 0; i < S::STAGES; i++) {
             mbarrier_init(&bars.k_full[i], 1);

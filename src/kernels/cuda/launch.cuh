@@ -47,8 +47,8 @@ struct Variant {
     const void *kernel[2]; /* bf16, f16; f32 in the first */
 };
 
-/* Hopper. */
-extern const Variant sm90_d64, sm90_d96, sm90_d128, sm90_d192, sm90_d256;
+/* Hopper: without and with dropout. */
+extern const Variant sm90_d64[2], sm90_d96[2], sm90_d128[2], sm90_d192[2], sm90_d256[2];
 
 /* Ampere and later: for rows that start at multiples of 16 bytes, and for any. */
 extern const Variant sm80_d64[2], sm80_d128[2], sm80_d192[2], sm80_d256[2];

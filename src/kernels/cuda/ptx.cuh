@@ -17,6 +17,12 @@ template <typename A> struct Same<A, A> { static constexpr bool value = true; };
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
+/* Hides from the compiler where a value comes from: it would keep what it can work out of it in registers that are not there. */
+template <typename I> __device__ __forceinline__ I afresh(I x) {
+    asm volatile("" : "+r"(x));
+    return x;
+}
+
 /* ------------------------------------------------------------------------------------------------------- arithmetic */
 
 __device__ __forceinline__ float exp2_fast(float x) {

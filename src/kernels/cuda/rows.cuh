@@ -62,17 +62,21 @@ template <int N> __device__ __forceinline__ uint64_t kept_columns(const Job &job
     return kept;
 }
 
-/* Weights of dropped pairs become zero, of the others larger. */
-template <int N> __device__ __forceinline__ void drop_tile(const Job &job, const Work &work, float (&s)[N / 2], int a, int key) {
+/* Weights of dropped pairs become zero, in p as an mma's operand: pairs of columns, rows a and a + 8. The others' are to be scaled in the
+ * end (scale_kept). */
+template <int N> __device__ __forceinline__ void drop_pairs(const Job &job, const Work &work, uint32_t (&p)[N / 4], int a, int key) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const uint64_t kept = kept_columns<N>(job, work, a + 8 * r, key);
 #pragma unroll
-        for (int i = 2 * r; i < N / 2; i += 4) {
-            s[i] *= kept >> (i / 4 * 2) & 1 ? job.keep_scale : 0.f;
-            s[i + 1] *= kept >> (i / 4 * 2 + 1) & 1 ? job.keep_scale : 0.f;
-        }
+        for (int g = 0; g < N / 8; g++)
+            p[2 * g + r] &= (kept >> (2 * g) & 1 ? 0xffffu : 0u) | (kept >> (2 * g + 1) & 1 ? 0xffff0000u : 0u);
     }
+}
+template <int R> __device__ __forceinline__ void scale_kept(const Job &job, float (&o)[R]) {
+    if (job.drop_below == 0) return;
+#pragma unroll
+    for (int i = 0; i < R; i++) o[i] *= job.keep_scale;
 }
 
 /* One row of a tile by the definition, never touching a key outside its interval: for tiles in which a masked key holds a NaN or
@@ -104,6 +108,10 @@ template <typename T> __device__ __noinline__ void recompute_row(const Job &job,
         float base = top == -INFINITY ? 0.f : top, shrink = expf(m - base), p = c0 + lane < hi ? expf(s - base) : 0.f;
         float sum = p;
         for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+        if (job.drop_below) {
+            const int64_t place = work.place + (c0 + lane) * (int64_t)item.place_step;
+            p *= is_kept(job, dropout_draw(job, work, a, place), place) ? job.keep_scale : 0.f;
+        }
         l = l * shrink + sum;
         m = top;
         #pragma unroll
@@ -277,28 +285,21 @@ __device__ __forceinline__ bool row_is_met(const Job &job, uint32_t items, int r
 template <typename T> __device__ __forceinline__ void fill_holes(const Job &job, uint32_t warp, uint32_t warps) {
     const int lane = threadIdx.x & 31;
     const uint32_t chunks = (uint32_t)(job.rows_q + 31) / 32;
-    const int group = (int)job.items[0].extent[INDEX_GROUP];
-    const int lanes = job.head_dim / 8, beside = 32 / lanes; /* lanes that write a row, rows side by side */
-    const int sub = lane / lanes;
-    const int64_t stride = beside * job.out.row * (int64_t)sizeof(T);
 #pragma unroll 1
     for (uint32_t unit = warp; unit < chunks * (uint32_t)job.batch; unit += warps) {
-        const int b = (int)(unit / chunks), first = (int)(unit - (uint32_t)b * chunks) * 32;
-        uint32_t known = 0, holes = 0;
+        const int b = (int)(unit / chunks) + job.batch_first, first = (int)(unit % chunks) * 32;
 #pragma unroll 1
-        for (int head = 0, u = 0; head < job.heads; head++, u = u + 1 == group ? 0 : u + 1) {
-            if (u == 0) {
-                const uint32_t items = items_of_head(job, head / group);
-                if (head == 0 || items != known)
-                    holes = __ballot_sync(~0u, first + lane < job.rows_q && !row_is_met(job, items, first + lane));
-                known = items;
-            }
+        for (int head = 0; head < job.heads; head++) {
+            const uint32_t items = items_of_head(job, head / (int)job.items[0].extent[INDEX_GROUP]);
+            const uint32_t holes = __ballot_sync(~0u, first + lane < job.rows_q && !row_is_met(job, items, first + lane));
             if (holes == 0) continue;
-            if ((holes >> lane & 1) && job.lse.data) *row_pointer<float>(job.lse, b + job.batch_first, first + lane, head) = -INFINITY;
-            char *to = reinterpret_cast<char *>(row_pointer<T>(job.out, b + job.batch_first, first + sub, head)) + (lane - sub * lanes) * 16;
+            if ((holes >> lane & 1) && job.lse.data) *row_pointer<float>(job.lse, b, first + lane, head) = -INFINITY;
+            const int lanes = afresh(job.head_dim) / 8, beside = 32 / lanes; /* lanes that write a row, rows side by side */
+            const int sub = lane / lanes;
+            T *to = row_pointer<T>(job.out, b, first + sub, head) + (lane - sub * lanes) * 8;
             uint32_t mine = sub < beside ? holes >> sub : 0;
-#pragma unroll 4
-            for (int i = 0; i < 32; i += beside, mine >>= beside, to += stride)
+#pragma unroll 1
+            for (; mine; mine >>= beside, to += beside * job.out.row)
                 if (mine & 1) *reinterpret_cast<uint4 *>(to) = make_uint4(0, 0, 0, 0);
         }
     }

@@ -1,3 +1,5 @@
 #include "sm90_variant.cuh"
 
-const ra::Variant ra::sm90_d64 = ra::sm90_of<ra::Shape<64, 128, 3, 4>>();
+namespace ra {
+const Variant sm90_d64[] = {sm90_of<Shape<64, 128, 3, 4>>(), sm90_of<Shape<64, 96, 3, 4, true>>()};
+} // namespace ra

@@ -1,3 +1,5 @@
 #include "sm90_variant.cuh"
 
-const ra::Variant ra::sm90_d96 = ra::sm90_of<ra::Shape<96, 128, 2, 2>>();
+namespace ra {
+const Variant sm90_d96[] = {sm90_of<Shape<96, 128, 2, 2>>(), sm90_of<Shape<96, 128, 2, 2, true>>()};
+} // namespace ra
