@@ -68,6 +68,8 @@ void plan_add(plan_totals *totals, const ra_rank_summary *rank, bool backward);
 void plan_finish(plan_totals *totals, const ra_attention_desc *desc);
 /* Bytes that a rank holds for forward alone, or for forward and backward. */
 int64_t summary_bytes(const ra_rank_summary *summary, bool backward);
+/* Puts the option's name in front of the library's sentence about a plan that exceeds the limit. */
+ra_status over_memory_limit(const settings *s);
 /* RA_NOMEM if a rank of the plan needs more than --memory-limit. */
 ra_status check_memory_limit(const settings *s, const ra_attention_desc *desc, int ranks, bool backward);
 

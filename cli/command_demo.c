@@ -180,6 +180,7 @@ static ra_status show_billion(demo *d) {
     plan_totals totals;
     dilate(&s, (int64_t[]){2048, 4096, 8192}, (int64_t[]){1, 2, 4}, 3);
     s.dtype = RA_BF16;
+    s.memory_limit = 0; /* it is not run */
     title(d, "5. A plan for 1,000,000,000 tokens on 64 ranks (12 heads of 64, bf16, segments 2048,4096,8192, rates 1,2,4)");
     RA_TRY(describe(&s, 1000000000, 64, &desc));
     double start = now();

@@ -108,7 +108,8 @@ ra_status command_draw(const settings *s, bool *check_failed) {
     ring = *s;
     if (!s->given[OPT_SCHEDULE] && s->query_placement == RA_SHARDED) ring.schedule = RA_SCHEDULE_RING;
     RA_TRY(describe(&ring, s->given[OPT_SEQ] ? s->seq.values[0] : USUAL, (int)s->ring_size, &d));
-    ra_status status = draw(s, &d.desc);
+    ra_status status = check_memory_limit(s, &d.desc, (int)s->ring_size, false);
+    if (status == RA_OK) status = draw(s, &d.desc);
     description_free(&d);
     return status;
 }

@@ -21,11 +21,12 @@ static ra_status measure_row(const settings *s, int64_t seq, int ranks, memory_r
     return status;
 }
 
-/* What one rank alone needs, if the list does not have it. */
+/* What one rank alone would need, if the list does not have it. */
 static ra_status plan_one(const settings *s, int64_t seq, int64_t *bytes) {
     description d;
     plan_totals totals;
     RA_TRY(describe(s, seq, 1, &d));
+    d.desc.memory_limit = 0;
     ra_status status = plan_sum(&d.desc, 1, s->pass != PASS_FWD, &totals);
     description_free(&d);
     *bytes = s->pass != PASS_FWD ? totals.backward_max : totals.forward_max;
@@ -58,8 +59,23 @@ static ra_status measure_seq(const settings *s, int64_t seq, json_t *rows) {
     return RA_OK;
 }
 
+/* A row over the limit is said before anything is run or printed. */
+static ra_status check_rows(const settings *s) {
+    for (int64_t i = 0; i < s->seq.count; i++)
+        for (int64_t j = 0; j < s->ring_sizes.count; j++) {
+            description d;
+            int ranks = (int)s->ring_sizes.values[j];
+            RA_TRY(describe(s, s->seq.values[i], ranks, &d));
+            ra_status status = check_memory_limit(s, &d.desc, ranks, s->pass != PASS_FWD);
+            description_free(&d);
+            RA_TRY(status);
+        }
+    return RA_OK;
+}
+
 ra_status command_memory(const settings *s, bool *check_failed) {
     (void)check_failed;
+    RA_TRY(check_rows(s));
     json_t *rows = s->json ? json_array() : NULL;
     if (!rows)
         printf("%12s  %5s  %12s  %12s  %10s  %10s\n", "tokens", "ring", "peak a rank", "planned", "bytes/token", "reduction");

@@ -81,7 +81,8 @@ ra_status command_why(const settings *s, bool *check_failed) {
     (void)check_failed;
     description d;
     RA_TRY(describe(s, s->seq.values[0], (int)s->ring_size, &d));
-    ra_status status = why(s, &d.desc);
+    ra_status status = check_memory_limit(s, &d.desc, (int)s->ring_size, false);
+    if (status == RA_OK) status = why(s, &d.desc);
     description_free(&d);
     return status;
 }

@@ -285,11 +285,15 @@ ra_status plan_sum(const ra_attention_desc *desc, int ranks, bool backward, plan
     return RA_OK;
 }
 
+ra_status over_memory_limit(const settings *s) {
+    return ra_fail_context(RA_NOMEM, "--memory-limit %s: ", show_bytes((double)s->memory_limit));
+}
+
 ra_status check_memory_limit(const settings *s, const ra_attention_desc *desc, int ranks, bool backward) {
     plan_totals totals;
     if (!s->given[OPT_MEMORY_LIMIT]) return RA_OK;
     ra_status status = plan_sum(desc, ranks, backward, &totals);
-    if (status == RA_NOMEM) return ra_fail_context(status, "--memory-limit %s: ", show_bytes((double)s->memory_limit));
+    if (status == RA_NOMEM) return over_memory_limit(s);
     RA_TRY(status);
     int64_t needed = backward ? totals.backward_max : totals.forward_max;
     if (needed <= s->memory_limit) return RA_OK;

@@ -195,7 +195,9 @@ ra_status solo_run(const settings *s, const ra_attention_desc *desc, solo_result
     memset(result, 0, sizeof *result);
     solo o = {.s = s, .desc = desc, .backward = s->pass != PASS_FWD, .result = result};
     result->plan.struct_size = sizeof result->plan;
-    RA_TRY(ra_plan_summary(desc, (int)s->rank, (int)s->ring_size, &result->plan));
+    ra_status planned = ra_plan_summary(desc, (int)s->rank, (int)s->ring_size, &result->plan);
+    if (planned == RA_NOMEM && s->given[OPT_MEMORY_LIMIT]) return over_memory_limit(s);
+    RA_TRY(planned);
     int64_t needed = summary_bytes(&result->plan, o.backward);
     if (s->given[OPT_MEMORY_LIMIT] && needed > s->memory_limit)
         return ra_fail(RA_NOMEM, "rank %lld needs %s for shards and workspace, more than --memory-limit %s", (long long)s->rank,

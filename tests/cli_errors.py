@@ -245,14 +245,19 @@ class Refusals(kit.Case):
 
     def test_a_memory_limit_is_obeyed_before_anything_is_allocated(self):
         big = ["--seq", "100000000", "--heads", "32", "--head-dim", "128", "--memory-limit", "1G"]
-        for command in ("bench", "verify", "memory", "plan"):
+        for command in (["bench"], ["bench", "--rank", "1", "--ring-size", "2"], ["verify"], ["memory"], ["plan"],
+                        ["why", "--query", "5", "--key", "3"]):
             with self.subTest(command=command):
                 start = time.monotonic()
-                done = kit.run(command, *big)
-                self.assertEqual(done.returncode, MEMORY, done.stderr)
-                self.assertIn("limit", done.stderr)
+                self.refused(MEMORY, *command, *big, says="--memory-limit")
                 self.assertLess(time.monotonic() - start, 5)
+        self.refused(MEMORY, "draw", "--memory-limit", "1K", says="--memory-limit")
         self.run_refused(MEMORY, "--dtype", "f64", "--memory-limit", "1K", says="--memory-limit")
+
+    def test_memory_of_a_long_ring_is_not_limited_by_that_of_one_rank(self):
+        shape = ["memory", "--seq", "256", "--memory-limit", "700K"]
+        self.ok(*shape, "--ring-sizes", "8")
+        self.refused(MEMORY, *shape, "--ring-sizes", "8,1", says="--memory-limit")
 
     def test_what_this_build_lacks_is_said(self):
         self.run_refused(NOT_AVAILABLE, "--transport", "nccl", says="nccl")
