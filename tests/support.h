@@ -92,6 +92,7 @@ void guard_free(test_buffer *buffer);
 typedef struct test_traffic {
     int64_t sent, received; /* payload bytes */
     int64_t messages;
+    int64_t agreements; /* messages by which ranks come to agree, apart from those above; heartbeats are not counted */
 } test_traffic;
 
 /* p ranks, each with its communicator; each runs on a thread of its own. */

@@ -39,6 +39,7 @@ static ra_status counting_send(void *ctx, int peer, uint64_t tag, const void *bu
         self->traffic->sent += (int64_t)bytes - RA_LINK_HEADER;
         self->traffic->messages++;
     }
+    if (status == RA_OK && tag > RA_LINK_OWN_TAG) self->traffic->agreements++;
     return counted_post(status, inner, false, request);
 }
 
