@@ -56,7 +56,7 @@ def kind(result: Result) -> str:
     if "ranks" in result and "balance" in result:
         return "plan"
     rows = result.get("rows")
-    if isinstance(rows, list) and rows and "reduction" in rows[0]:
+    if isinstance(rows, list) and rows and isinstance(rows[0], dict) and "reduction" in rows[0]:
         return "memory"
     if _peer_rows(result):
         return "peers"
@@ -199,16 +199,20 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
+def _rows_of(result: Result) -> list[Result]:
+    found: list[Any] = next((result[name] for name in ("cases", "rows", "results") if isinstance(result.get(name), list)), [])
+    return [row for row in found if isinstance(row, dict)]
+
+
 def _peer_rows(result: Result) -> list[tuple[str, str, str, float]]:
     """(case, peer, unit, number) of each measurement, in the first unit that the result has.
 
-    A row is {case, peer: name, gflops}, {case, ringattn_gflops, torch_gflops}, {case, ringattn: {gflops}, torch: {gflops}}, or
-    {case, ringattn, peer} with plain numbers, which are GFLOP/s unless the result names its unit.
+    A row is {case, peer: name, gflops}, {case, ringattn_gflops, torch_gflops}, {case, ringattn: {gflops}, torch: {gflops}},
+    {case, gflops: {ringattn, torch}}, or {case, ringattn, peer} with plain numbers, which are GFLOP/s unless the result names
+    its unit.
     """
     found: list[tuple[str, str, str, float]] = []
-    for row in next((result[name] for name in ("cases", "rows", "results") if isinstance(result.get(name), list)), []):
-        if not isinstance(row, dict):
-            continue
+    for row in _rows_of(result):
         case = _case(row)
         who = next((row[name] for name in ("peer", "library", "who") if isinstance(row.get(name), str)), None)
         for name, value in row.items():
@@ -216,11 +220,9 @@ def _peer_rows(result: Result) -> list[tuple[str, str, str, float]]:
             if unit and _is_number(value):
                 found.append((case, who or name[: -len(unit) - 1] or "ringattn", unit, float(value)))
             elif isinstance(value, dict):
-                found += [
-                    (case, name, inner, float(number))
-                    for inner, number in value.items()
-                    if inner in _UNITS and _is_number(number)
-                ]
+                for inner, number in value.items():
+                    if (unit or inner in _UNITS) and _is_number(number):
+                        found.append((case, inner if unit else name, unit or inner, float(number)))
             elif name in ("ringattn", "peer") and _is_number(value):
                 found.append((case, name, result.get("unit", "gflops"), float(value)))
     units = [unit for unit in _UNITS if any(row[2] == unit for row in found)]
@@ -232,19 +234,31 @@ def _peers(axes: Any, results: list[Result]) -> None:
     cases, peers = list(dict.fromkeys(row[0] for row in rows)), list(dict.fromkeys(row[1] for row in rows))
     table = {(case, peer): number for case, peer, _, number in rows}
     _bars(axes, cases, {peer: [table.get((case, peer)) for case in cases] for peer in peers}, _UNITS[rows[0][2]])
-    axes.set_title("Against other libraries")
+    groups = {str(row["group"]) for result in results for row in _rows_of(result) if "group" in row}
+    axes.set_title("Against other libraries" + (f": {groups.pop()}" if len(groups) == 1 else ""))
+
+
+def _by_group(results: list[Result]) -> list[list[Result]]:
+    """Results whose rows are of several groups, one group at a time."""
+    groups = list(dict.fromkeys(row.get("group") for result in results for row in _rows_of(result)))
+    return [
+        [{**result, "rows": [row for row in _rows_of(result) if row.get("group") == group]} for result in results]
+        for group in groups
+    ]
 
 
 def _bars(axes: Any, names: list[str], groups: dict[str, list[Optional[float]]], unit: str) -> None:
+    """Bars that stand, or lie where their names would not fit below them."""
     width = 0.8 / max(1, len(groups))
+    lying = max((len(line) for name in names for line in name.splitlines()), default=0) * len(names) > 60
     for index, (group, values) in enumerate(groups.items()):
         places = [place + (index - (len(groups) - 1) / 2) * width for place in range(len(names))]
-        axes.bar(places, [value or 0.0 for value in values], 0.92 * width, label=group)
-    longest = max((len(line) for name in names for line in name.splitlines()), default=0)
-    turned = {"rotation": 30, "ha": "right", "rotation_mode": "anchor"} if longest * len(names) > 60 else {}
-    axes.set_xticks(range(len(names)), names, fontsize=8, **turned)
-    axes.grid(axis="x", visible=False)
-    axes.set_ylabel(unit)
+        (axes.barh if lying else axes.bar)(places, [value or 0.0 for value in values], 0.92 * width, label=group)
+    (axes.set_yticks if lying else axes.set_xticks)(range(len(names)), names, fontsize=8)
+    axes.grid(axis="y" if lying else "x", visible=False)
+    (axes.set_xlabel if lying else axes.set_ylabel)(unit)
+    if lying:
+        axes.set_ylim(len(names) - 0.4, -0.6)
     axes.legend()
 
 
@@ -283,12 +297,13 @@ def _figure(results: list[Result]) -> Any:
     panels: list[tuple[Callable[[Any, list[Result]], None], list[Result]]] = []
     for name in _PANELS:
         if name in kinds:
-            panels.append((_PANELS[name], kinds[name]))
+            panels += [(_PANELS[name], its) for its in (_by_group(kinds[name]) if name == "peers" else [kinds[name]])]
     if len({result.get("ring_size", 1) for result in kinds.get("bench", [])}) > 1:
         panels.append((_scaling, kinds["bench"]))
     if "plan" in kinds:
         panels.append((_plan_memory, kinds["plan"]))
-    drawn = Figure(figsize=(5.6 * len(panels), 4.2), layout="constrained")
+    most = max((len({row[0] for result in its for row in _peer_rows(result)}) for _, its in panels), default=0)
+    drawn = Figure(figsize=(5.6 * len(panels), max(4.2, 0.34 * most)), layout="constrained")
     for axes, (panel, its) in zip(drawn.subplots(1, len(panels), squeeze=False)[0], panels):
         panel(axes, its)
     return drawn

@@ -1,9 +1,11 @@
 """The package stands on NumPy alone; everything else is asked for when it is used."""
 
+import os
 import pathlib
 import subprocess
 import sys
 
+import pytest
 import ringattn
 
 BLOCK = """
@@ -59,8 +61,6 @@ def test_import_is_quick_and_does_not_load_torch():
 
 
 def test_torch_is_used_without_loading_its_compiler():
-    import pytest
-
     pytest.importorskip("torch", reason="torch is not installed")
     done = subprocess.run(
         [
@@ -82,8 +82,6 @@ assert "torch._dynamo" not in sys.modules
 
 
 def test_every_public_name_is_documented_and_unknown_ones_raise():
-    import pytest
-
     for name in ringattn.__all__:
         try:
             value = getattr(ringattn, name)
@@ -96,8 +94,6 @@ def test_every_public_name_is_documented_and_unknown_ones_raise():
 
 
 def test_a_missing_library_is_an_import_error_that_names_it(tmp_path):
-    import os
-
     done = subprocess.run(
         [sys.executable, "-c", "import ringattn"],
         capture_output=True,
@@ -109,6 +105,14 @@ def test_a_missing_library_is_an_import_error_that_names_it(tmp_path):
         },
     )
     assert done.returncode != 0 and "ImportError" in done.stderr and "nothing.so" in done.stderr
+
+
+@pytest.mark.skipif(not os.environ.get("RINGATTN_LONG"), reason="the type checker takes a minute: RINGATTN_LONG=1 runs it")
+def test_the_types_of_the_package_are_checked_strictly():
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    root = pathlib.Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-m", "mypy"], cwd=root, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
 
 
 def test_the_package_is_typed_and_its_version_is_the_librarys():

@@ -14,6 +14,7 @@ from ringattn import plot
 import reference
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed").use("Agg")
+ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -126,6 +127,27 @@ def test_the_cpu_benches_against_pytorch_are_drawn():
     assert [label.get_text() for label in axes.get_xticklabels()] == ["dense f32 n=4096 d=64 threads=1 forward"]
 
 
+def test_the_gpu_benches_have_a_panel_for_each_group_of_cases():
+    def row(group, case):
+        return {"group": group, "case": case, "ms": {"ringattn": 1.0, "FA2": 2.0}, "tflops": {"ringattn": 4.0, "FA2": 2.0}}
+
+    figure = plot.figure([{"machine": {"gpu": "a GPU"}, "rows": [row("dense", "n=2048"), row("dilated", "n=4096")]}])
+    assert titles(figure) == ["Against other libraries: dense", "Against other libraries: dilated"]
+    assert [bar.get_height() for bar in figure.axes[0].patches] == [4.0, 2.0] and figure.axes[0].get_ylabel() == "TFLOP/s"
+
+
+def test_many_cases_lie_and_all_are_named():
+    rows = [{"case": f"a case of some length {n}", "ringattn_gflops": 2.0 + n, "torch_gflops": 1.0} for n in range(12)]
+    (axes,) = plot.figure([{"rows": rows}]).axes
+    assert [bar.get_width() for bar in axes.patches[:12]] == [2.0 + n for n in range(12)]
+    assert [label.get_text() for label in axes.get_yticklabels()] == [row["case"] for row in rows]
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "bench" / "results").glob("*.json")), ids=lambda path: path.name)
+def test_results_in_the_repository_can_be_drawn(path):
+    assert plot.figure(plot.read(path)).axes
+
+
 def test_the_command_draws_files_and_says_where(tmp_path):
     source = tmp_path / "results.json"
     source.write_text("".join(json.dumps(bench(p)) + "\n" for p in (1, 2)) + json.dumps([MEMORY, PLAN]))
@@ -182,10 +204,9 @@ def test_draw_handles_more_keys_than_head_dims():
 
 
 def test_the_readme_shows_pictures_made_by_its_own_commands(tmp_path, monkeypatch):
-    root = pathlib.Path(__file__).parents[2]
-    page = (root / "README.md").read_text()
+    page = (ROOT / "README.md").read_text()
     for name in ("pattern", "memory"):
-        assert f"(docs/images/{name}.png)" in page and (root / "docs" / "images" / f"{name}.png").exists()
+        assert f"(docs/images/{name}.png)" in page and (ROOT / "docs" / "images" / f"{name}.png").exists()
     (block,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "ringattn.draw(" in code]
     monkeypatch.chdir(tmp_path)
     pathlib.Path("docs/images").mkdir(parents=True)

@@ -99,9 +99,10 @@ def test_dense_results_and_gradients_are_those_of_sdpa(seq_q, seq_k, heads, kv_h
     q, k, v = inputs(seq_q=seq_q, seq_k=seq_k, heads=heads, kv_heads=kv_heads, dim=16)
     out = ringattn.attention(q, k, v, is_causal=is_causal)
     mask = bottom_right(seq_q, seq_k) if is_causal else None  # sdpa's own is_causal aligns unequal lengths at the top left
-    theirs = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask, enable_gqa=True).transpose(
-        1, 2
-    )
+    if heads != kv_heads and torch.__version__ < "2.5":
+        pytest.skip("this version's sdpa has no grouped heads")
+    shared = {"enable_gqa": True} if heads != kv_heads else {}
+    theirs = scaled_dot_product_attention(*(x.transpose(1, 2) for x in (q, k, v)), attn_mask=mask, **shared).transpose(1, 2)
     torch.testing.assert_close(out, theirs, rtol=1e-4, atol=2e-6)
     dout = torch.randn_like(out)
     for ours, their in zip(torch.autograd.grad(out, (q, k, v), dout), torch.autograd.grad(theirs, (q, k, v), dout)):
