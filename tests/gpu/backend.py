@@ -155,12 +155,12 @@ class Backend:
     def __init__(self, path):
         self.lib = C.CDLL(path)
         step, problem, error = C.POINTER(Step), C.POINTER(Problem), C.c_char_p
-        self.lib.ra_cuda_backend_forward.argtypes = [step, C.POINTER(C.c_char_p), error]
+        self.lib.ra_cuda_backend_forward.argtypes = [step, C.c_char_p, C.POINTER(C.c_char_p), error]
         self.lib.ra_cuda_backend_fill.argtypes = [problem, C.c_bool] + [Tensor] * 5 + [C.c_void_p, error]
         self.lib.ra_cuda_backend_finish.argtypes = [problem] + [Tensor] * 5 + [C.c_void_p, error]
         self.lib.ra_cuda_backend_probe.argtypes = [C.c_void_p, error]
         self.scratch = torch.zeros(64, dtype=torch.int32, device="cuda")
-        self.path = None
+        self.path = self.wanted = None  # the kernel that ran, and the one that shall run: "sm90a", "sm80" or None
 
     def prepare(self, q, k, v, desc, out, lse=None, state=None):
         """A step that can be run again and again. lse: [B, N, H] view. state: (acc, m, l), or None for a single step."""
@@ -196,7 +196,8 @@ class Backend:
     def run(self, step):
         path = C.c_char_p()
         step.stream = torch.cuda.current_stream().cuda_stream
-        self.call(self.lib.ra_cuda_backend_forward, C.byref(step), C.byref(path))
+        wanted = self.wanted.encode() if self.wanted else None
+        self.call(self.lib.ra_cuda_backend_forward, C.byref(step), wanted, C.byref(path))
         self.path = path.value.decode() if path.value else None
 
     def fill(self, step):

@@ -4,6 +4,7 @@
 
 RINGATTN_GPU_SMALL=1 leaves out the large cases, for compute-sanitizer."""
 
+import contextlib
 import math
 import os
 import sys
@@ -39,6 +40,15 @@ def unread(desc, b, nq, nk, h, hk):
             for i in range(len(desc.branches)):
                 seen[bi, :, g] |= attended(desc, i, g, hk, bi, nq, nk, range(nq), "cuda").any(0)
     return ~seen
+
+
+@contextlib.contextmanager
+def kernel(wanted):
+    backend.wanted = wanted
+    try:
+        yield
+    finally:
+        backend.wanted = None
 
 
 class Forward(unittest.TestCase):
@@ -220,13 +230,18 @@ class Forward(unittest.TestCase):
         for dtype in (BF16, F16, F32):
             for desc in (Desc(causal=True, dropout=0.25, seed=7), Desc(branches=[(100, 3)], dropout=0.5, seed=2**40 + 1),
                          Desc(branches=[(90, 3)], offset="residue", causal=True, dropout=0.1, seed=3)):
-                for path in ("sm90", "sm80"):
-                    os.environ["RINGATTN_CUDA_KERNEL"] = path
-                    with self.subTest(dtype=dtype, path=path, **desc.text()):
-                        q, k, v = draw(2, 300, 4, 64, dtype), draw(2, 300, 2, 64, dtype), draw(2, 300, 2, 64, dtype)
-                        out, lse = self.forward(q, k, v, desc)
-                        self.hold(q, k, v, desc, out, lse, slack=2.0)
-            del os.environ["RINGATTN_CUDA_KERNEL"]
+                for wanted in (None, "sm80"):
+                    for d in (64, 128):
+                        with self.subTest(dtype=dtype, wanted=wanted, d=d, **desc.text()), kernel(wanted):
+                            q, k, v = draw(2, 300, 4, d, dtype), draw(2, 300, 2, d, dtype), draw(2, 300, 2, d, dtype)
+                            out, lse = self.forward(q, k, v, desc)
+                            self.hold(q, k, v, desc, out, lse, slack=2.0)
+
+    def test_dropout_is_kept_where_a_masked_nan_makes_rows_be_recomputed(self):
+        for dtype in (BF16, F32):
+            for state in (False, True):
+                desc = Desc(causal=True, key_end=[250], dropout=0.25, seed=11)
+                self.case(1, 300, 300, 2, 1, 64, desc, dtype, poison=True, state=state, slack=2.0)
 
     def test_dropout_keeps_the_right_share(self):
         desc = Desc(dropout=0.3, seed=5)
@@ -238,9 +253,9 @@ class Forward(unittest.TestCase):
     @unittest.skipUnless(HOPPER, "needs a Hopper GPU")
     def test_strides_choose_between_the_fast_and_the_general_kernel(self):
         desc = Desc(branches=[(128, 1), (256, 2)], causal=True)
-        for build, path in ((lambda: draw(1, 700, 4, 64, BF16), "sm90"),
-                            (lambda: draw(1, 4, 700, 64, BF16).transpose(1, 2), "sm90"),
-                            (lambda: draw(1, 700, 4, 72, BF16)[..., :64], "sm90"),
+        for build, path in ((lambda: draw(1, 700, 4, 64, BF16), "sm90a"),
+                            (lambda: draw(1, 4, 700, 64, BF16).transpose(1, 2), "sm90a"),
+                            (lambda: draw(1, 700, 4, 72, BF16)[..., :64], "sm90a"),
                             (lambda: draw(1, 700, 4, 68, BF16)[..., :64], "sm80"),
                             (lambda: draw(1, 701, 4, 64, BF16).view(-1)[1:1 + 700 * 256].view(1, 700, 4, 64), "sm80")):
             with self.subTest(path=path):
@@ -250,15 +265,27 @@ class Forward(unittest.TestCase):
                 self.hold(q, k, v, desc, out, lse)
 
     def test_the_general_kernel_meets_the_bound_wherever_the_fast_one_runs(self):
-        os.environ["RINGATTN_CUDA_KERNEL"] = "sm80"
-        try:
+        with kernel("sm80"):
             for d in (64, 96, 128, 192, 256):
                 for dtype in (BF16, F16):
                     self.case(2, 300, 420, 4, 2, d, Desc(causal=True), dtype, path="sm80")
                     self.case(1, 503, 503, 4, 2, d, Desc(branches=[(100, 3), (128, 2)], causal=True), dtype, poison=True, path="sm80")
                     self.case(1, 300, 420, 2, 1, d, Desc(window=(70, 5)), dtype, state=True, path="sm80")
-        finally:
-            del os.environ["RINGATTN_CUDA_KERNEL"]
+
+    def test_a_kernel_that_does_not_take_the_step_says_why(self):
+        with kernel("sm90a"):
+            for dtype, d, reason in ((F32, 64, "bf16 and f16 only"), (BF16, 63, "multiple of 8"), (BF16, 64, "multiples of 16|strides")):
+                wide = draw(1, 100, 2, d + 4 * (d == 64), dtype)[..., :d]
+                with self.subTest(reason=reason), self.assertRaisesRegex(RuntimeError, f"status 8.*({reason if HOPPER else '9.0'})"):
+                    self.forward(wide, wide, wide, Desc())
+
+    @unittest.skipUnless(HOPPER, "needs a Hopper GPU")
+    def test_blocks_of_few_keys_follow_each_other(self):
+        """The next block begins before the last one ends: blocks of one and of several key tiles, whole and empty, side by side."""
+        for d in (64, 96, 128, 192, 256):
+            for desc in (Desc(branches=[(64, 1), (200, 1), (512, 1)], causal=True), Desc(branches=[(512, 1)], window=(130, 0)),
+                         Desc(branches=[(512, 1)], window=(0, 300)), Desc(branches=[(512, 2)], causal=True, key_begin=[600, 0])):
+                self.case(2 if desc.key_begin else 1, 4096, 4096, 6, 3, d, desc, path="sm90a")
 
     def test_steps_continue_from_the_state_of_earlier_ones(self):
         for dtype in (BF16, F16, F32):

@@ -1,0 +1,75 @@
+"""What the assembler said of the CUDA kernels when they were built: every kernel is there for every architecture it is meant for,
+none spills registers, and no wgmma waits for the one before it. Needs no GPU."""
+
+import collections
+import os
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+KERNELS = os.path.join(HERE, "..", "src", "kernels", "cuda")
+BUILD = os.environ.get("RA_BUILD", "build")
+OBJECTS = os.path.join(BUILD, "src", "kernels", "cuda", "CMakeFiles")
+
+# Each family's kernels, by head dimension, element type and variant.
+EXPECTED = {("forward_sm90", "sm_90a"): 5 * 2 * 2, ("forward_sm80", "sm_80"): 4 * 2 * 2, ("forward_sm80", "sm_90"): 4 * 2 * 2,
+            ("forward_f32", "sm_80"): 3, ("forward_f32", "sm_90"): 3, ("fill_rows", "sm_80"): 3, ("fill_rows", "sm_90"): 3,
+            ("finish_rows", "sm_80"): 3, ("finish_rows", "sm_90"): 3}
+
+
+def reports():
+    """{source: text} of the kernels as they were last built."""
+    found = {}
+    for directory, _, names in os.walk(OBJECTS):
+        for name in names:
+            if name.endswith(".report"):
+                with open(os.path.join(directory, name), encoding="utf-8") as file:
+                    found[name.split(".cu")[0]] = file.read()
+    return found
+
+
+class Kernels(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.reports = reports()
+
+    def test_every_kernel_assembles_for_each_of_its_architectures(self):
+        found = collections.Counter()
+        for text in self.reports.values():
+            for mangled, architecture in re.findall(r"Compiling entry function '(\w+)' for '(\w+)'", text):
+                name = re.match(r"_ZN2ra\d+([a-z_0-9]+?)I", mangled)
+                self.assertTrue(name, mangled)
+                found[name[1], architecture] += 1
+        self.assertEqual(dict(found), EXPECTED)
+
+    def test_no_function_spills_registers(self):
+        for source, text in self.reports.items():
+            for function, stores, loads in re.findall(
+                r"Function properties for (\w+)\n.*?(\d+) bytes spill stores, (\d+) bytes spill loads", text
+            ):
+                with self.subTest(source=source, function=function):
+                    self.assertEqual((stores, loads), ("0", "0"))
+            self.assertTrue(re.search(r"spill stores", text) or "Compiling" not in text, source)
+
+    def test_the_assembler_warns_of_nothing(self):
+        """C7510: wgmma serialised; C7508: setmaxnreg ignored; and whatever else it thinks worth a word."""
+        for source, text in self.reports.items():
+            self.assertEqual(re.findall(r".*(?:warning|[Ww]arn|Potential Performance Loss|C75\d\d).*", text), [], source)
+
+
+if __name__ == "__main__":
+    wanted = {name[:-3] for name in os.listdir(KERNELS) if name.endswith(".cu")}
+    if not shutil.which("nvcc") and not reports():
+        print("skipped: nvcc was not found")
+        sys.exit(77)
+    missing = wanted - set(reports())
+    if missing and os.environ.get("RINGATTN_LONG"):
+        subprocess.run(["cmake", "--build", BUILD, "--target", "ringattn_cuda"], check=True, stdout=subprocess.DEVNULL)
+        missing = wanted - set(reports())
+    if missing:
+        print(f"skipped: the CUDA kernels are not built ({', '.join(sorted(missing))}): make cuda, or RINGATTN_LONG=1")
+        sys.exit(77)
+    unittest.main()

@@ -1,0 +1,41 @@
+#!/bin/bash
+# test_gpu.sh BUILD [part...]: what needs a GPU, over the build in BUILD. Parts: kernels python cli memcheck racecheck (default: all).
+set -u
+build=$1
+shift
+cd "$(dirname "$0")/.." || exit 1
+python=${PYTHON:-python3}
+export RINGATTN_CUDA_LIBRARY=$build/libringattn_cuda.so RINGATTN_LIBRARY=$build/libringattn.so RINGATTN=$build/ringattn
+export PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1
+failed=()
+
+# check NAME COMMAND...
+check() {
+    echo "== $1"
+    local name=$1
+    shift
+    "$@" || failed+=("$name")
+}
+
+# Tests whose kernels meet every barrier, mask, copy and epilogue, on tensors that an instrumented kernel is done with in seconds.
+small="-k head_dimension -k lengths -k windows -k masked_nan -k dilated -k residues -k mix -k outgrow -k steps -k few_keys"
+sanitize() {
+    command -v compute-sanitizer >/dev/null || { echo "skipped: compute-sanitizer was not found"; return 0; }
+    RINGATTN_GPU_SMALL=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$1" --error-exitcode 1 \
+        --kernel-regex kns=2ra "$python" -m unittest discover -s tests/gpu $small
+}
+
+for part in "${@:-kernels python cli memcheck racecheck}"; do
+    for name in $part; do
+        case $name in
+        kernels) check kernels "$python" -m unittest discover -s tests/gpu ;;
+        python) check python "$python" -m pytest -q -p no:cacheprovider python/tests/test_cuda.py python/tests/test_cuda_streams.py ;;
+        cli) check cli "$python" tests/gpu/cli.py ;;
+        memcheck | racecheck) check "$name" sanitize "$name" ;;
+        *) echo "test_gpu.sh: no part '$name'" >&2 && exit 2 ;;
+        esac
+    done
+done
+[ ${#failed[@]} -eq 0 ] && echo "all parts passed" && exit 0
+echo "failed: ${failed[*]}"
+exit 1
