@@ -12,7 +12,8 @@ sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli
 import kit
 
 ROOT = os.environ.get("RA_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-PAGES = ["README.md", "docs/cli.md", "docs/semantics.md", "docs/numerics.md"]
+GUIDES = sorted(os.listdir(os.path.join(ROOT, "docs")))
+PAGES = ["README.md", "CONTRIBUTING.md"] + ["docs/" + name for name in GUIDES if name.endswith(".md")]
 COMMANDS = ["run", "grad", "verify", "bench", "memory", "plan", "why", "draw", "info", "demo"]
 
 
@@ -20,26 +21,100 @@ def options_of(command):
     return re.findall(r"^  --([a-z-]+)", kit.run(command, "--help").stdout, re.M)
 
 
+def commands_of(page):
+    """The command lines of a page's sh blocks, without comments; lines that end in a backslash go on."""
+    with open(os.path.join(ROOT, page)) as f:
+        blocks = re.findall(r"```(?:sh|bash|console|shell)\n(.*?)```", f.read(), re.S)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    return [re.sub(r"\s+#.*", "", line).strip() for line in lines if line.strip() and not line.startswith("#")]
+
+
 class Docs(kit.Case):
-    def test_every_command_in_the_pages_runs(self):
-        lines = []
-        for name in PAGES:
-            with open(os.path.join(ROOT, name)) as f:
-                page = f.read()
-            blocks = re.findall(r"```sh\n(.*?)```", page, re.S)
-            found = [line for block in blocks for line in block.splitlines() if line.startswith("ringattn ")]
-            self.assertGreater(len(found), 1, name)
-            lines += found
+    def setUp(self):
+        super().setUp()
         for name, array in zip(("q", "k", "v", "dout"), kit.random_arrays(np.random.default_rng(0), 1, 200, 200, 4, 2, 16)):
             self.save(name + ".npy", array)
-        for line in lines:
-            with self.subTest(line=line):
-                words = line.split()
-                self.assertEqual(words[0], "ringattn")
-                self.ok(*words[1:], cwd=self.directory)
+        with open(self.path("hosts"), "w") as f:
+            f.write("localhost slots=8\n")
+        os.makedirs(self.path("docs/images"))
+        shutil.copy(os.path.join(ROOT, "examples", "attention.c"), self.path("program.c"))
+        os.mkdir(self.path("bin"))
+        with open(self.path("bin/python"), "w") as f:  # a link would lose the packages of a virtual environment
+            f.write(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+        os.chmod(self.path("bin/python"), 0o755)
+        build = os.environ.get("RA_BUILD", os.path.dirname(kit.RINGATTN))
+        here = os.path.dirname(os.path.abspath(kit.RINGATTN))
+        self.environment = {**os.environ, "PATH": ":".join([self.path("bin"), here, os.environ["PATH"]]),
+                            "PYTHONPATH": os.path.join(ROOT, "python"),
+                            "RINGATTN_LIBRARY": os.path.join(build, "libringattn.so"),
+                            "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+                            "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+        self.build = build
+
+    def install(self):
+        """What `make install` leaves, where pkg-config and the loader find it."""
+        prefix = self.path("prefix")
+        subprocess.run(["cmake", "--install", self.build, "--prefix", prefix], check=True, capture_output=True)
+        found = [os.path.join(d, n) for d, _, names in os.walk(prefix) for n in names]
+        pc = next(n for n in found if n.endswith("ringattn.pc"))
+        self.environment["PKG_CONFIG_PATH"] = os.path.dirname(pc)
+        self.environment["LD_LIBRARY_PATH"] = os.path.dirname(os.path.dirname(pc))
+
+    def cannot_run(self, line):
+        """Why a command cannot be run here, or None."""
+        word = line.split()[0]
+        if word in ("make", "pip"):
+            return "it builds, installs or runs the whole, which the other tests and the package's own do"
+        if word == "srun":
+            return None if shutil.which("srun") else "srun is not installed"
+        if word == "mpirun":
+            modules = [m for m in self.json("info")["mpi"] if m["available"]]
+            return None if shutil.which("mpirun") and modules else "there is no MPI launcher with a module"
+        if word == "cc":
+            return "consumers are built without the sanitizer's run-time" if kit.sanitized() or os.environ.get(
+                "RA_SANITIZED") else None
+        if line.startswith("python "):
+            needed = subprocess.run([sys.executable, "-c", "import matplotlib, numpy"], capture_output=True)
+            if kit.sanitized() or os.environ.get("RA_SANITIZED"):
+                return "a sanitized library does not load into a plain interpreter"
+            return "matplotlib is not installed" if needed.returncode else None
+        return None
+
+    def test_every_command_in_the_pages_runs(self):
+        lines = []
+        for page in PAGES:
+            found = commands_of(page)
+            if page in ("README.md", "docs/cli.md", "docs/semantics.md", "docs/numerics.md", "docs/distributed.md"):
+                self.assertGreater(len(found), 1, page)
+            lines += [(page, line) for line in found]
+        for page, line in lines:
+            with self.subTest(page=page, line=line):
+                self.assertIn(line.split()[0], ("ringattn", "mpirun", "srun", "make", "pip", "cc", "python"))
+                reason = self.cannot_run(line)
+                if reason:
+                    print(f"not run: {line}: {reason}")
+                    continue
+                if line.startswith("cc "):
+                    self.install()
+                if line.startswith("ringattn memory") and not kit.LONG:  # the shortest of the lengths stands for the others
+                    line = re.sub(r"(--seq \d+),[\d,]+", r"\1", line)
+                done = subprocess.run(["bash", "-c", line], cwd=self.directory, env=self.environment, capture_output=True,
+                                      text=True, timeout=900)
+                self.assertEqual(done.returncode, 0, f"{line}\n{done.stdout}{done.stderr}")
+                if line.startswith("cc "):
+                    subprocess.run([self.path("a.out")], check=True, capture_output=True, env=self.environment)
         self.assertIn("pattern.svg", self.files())
         for command in COMMANDS:
-            self.assertTrue(any(line.startswith("ringattn " + command) for line in lines), command)
+            self.assertTrue(any(line.startswith("ringattn " + command) for _, line in lines), command)
+
+    def test_every_make_target_in_the_pages_exists(self):
+        with open(os.path.join(ROOT, "Makefile")) as f:
+            targets = re.findall(r"^([a-z-]+):", f.read(), re.M)
+        for page in PAGES:
+            with open(os.path.join(ROOT, page)) as f:
+                text = f.read()
+            for target in re.findall(r"(?:`|^)make ([a-z][a-z-]*)", text, re.M):
+                self.assertIn(target, targets, page)
 
     def test_help_exists_for_every_command_and_goes_to_stdout(self):
         overview = self.ok("--help").stdout

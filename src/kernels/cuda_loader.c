@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/folder.h"
 #include "core/status.h"
 #include "kernels/cuda/backend.h"
 
@@ -64,10 +65,7 @@ static void load(void) {
         return;
     }
     char here[PATH_MAX] = "";
-    Dl_info info;
-    if (dladdr((const void *)&backend, &info) && info.dli_fname && realpath(info.dli_fname, here)) {
-        char *slash = strrchr(here, '/');
-        if (slash) *slash = 0;
+    if (ra_own_folder(here)) {
         if (load_from(here, "") || load_from(here, "/ringattn")) return;
     }
     load_from(RA_MODULE_DIR, "");

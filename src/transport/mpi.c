@@ -14,6 +14,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/folder.h"
 #include "core/log.h"
 #include "core/status.h"
 
@@ -69,10 +70,7 @@ static const ra_mpi_module *load(const char *implementation, char *reason, size_
     if (wish && *wish) return load_from(wish, "", implementation, reason, bytes);
     const ra_mpi_module *module = NULL;
     char here[PATH_MAX] = "";
-    Dl_info info;
-    if (dladdr((const void *)&host, &info) && info.dli_fname && realpath(info.dli_fname, here)) {
-        char *slash = strrchr(here, '/');
-        if (slash) *slash = 0;
+    if (ra_own_folder(here)) {
         module = load_from(here, "", implementation, reason, bytes);
         if (!module) module = load_from(here, "/ringattn", implementation, reason, bytes);
     }
