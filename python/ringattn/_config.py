@@ -17,7 +17,16 @@ from ._lib import Desc, Meeting, Shard, Summary, lib
 
 
 class HolesWarning(UserWarning):
-    """Some query rows of a dilated pattern have no key at all, and come out as zero."""
+    """Some query rows of a dilated pattern have no key at all, and come out as zero.
+
+    >>> import warnings, numpy as np, ringattn
+    >>> x = np.ones((1, 7, 2, 4), np.float32)
+    >>> with warnings.catch_warnings():
+    ...     warnings.simplefilter("ignore", ringattn.HolesWarning)
+    ...     out = ringattn.attention(x, x, x, segment_lengths=[7], dilation_rates=[2])
+    >>> int((out[0, :, 0, 0] == 0).sum())
+    3
+    """
 
 
 class Shape(NamedTuple):

@@ -54,7 +54,9 @@ def draw(
     the figure.
 
     >>> import ringattn
-    >>> figure = ringattn.draw(16, heads=2, segment_lengths=[8, 16], dilation_rates=[1, 2])          # doctest: +SKIP
+    >>> figure = ringattn.draw(16, heads=2, segment_lengths=[8, 16], dilation_rates=[1, 2], ring_size=2)
+    >>> [place.get_title(loc="left") for place in figure.axes]
+    ['head 0', 'head 1']
     """
     most = 2048 if ring_size == 1 else 512
     if not 1 <= seq <= most:

@@ -199,6 +199,14 @@ class RingattnError(RuntimeError):
     """A failure that is not a wrong argument: a lost rank, a timeout, no memory, a missing kernel.
 
     ``status`` is the library's name for it, such as ``"RA_PEER_LOST"``.
+
+    >>> import numpy as np, ringattn
+    >>> x = np.ones((1, 8, 2, 4), np.float32)
+    >>> try:
+    ...     ringattn.attention(x, x, x, kernel="abacus")
+    ... except ringattn.RingattnError as error:
+    ...     print(error.status)
+    RA_NOT_AVAILABLE
     """
 
     def __init__(self, message: str, status: str):

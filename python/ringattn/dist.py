@@ -169,6 +169,15 @@ def resolve(group: Any) -> Any:
     )
 
 
+def size_of(group: Any) -> int:
+    """The number of ranks. Unlike ``resolve`` never collective: a module may be printed by one rank alone."""
+    for name in ("size", "Get_size"):  # of a process group or mesh, and of an MPI communicator
+        if callable(getattr(group, name, None)):
+            return int(getattr(group, name)())
+    ranks: int = resolve(group).ranks
+    return ranks
+
+
 def key_of(group: Any) -> str:
     """A name of a group for the arguments of a torch operator, which cannot hold objects."""
     key: str = resolve(group).key

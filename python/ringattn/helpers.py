@@ -133,7 +133,13 @@ def ring_pass(x: torch.Tensor, num: int = 1, ring_size: Optional[int] = None, gr
 
 
 class RingInfo(NamedTuple):
-    """Where a tensor that ``all_ring_pass`` yields comes from."""
+    """Where a tensor that ``all_ring_pass`` yields comes from.
+
+    >>> import torch
+    >>> from ringattn import all_ring_pass
+    >>> [info for info, _ in all_ring_pass(torch.ones(4), ring_size=1)]
+    [RingInfo(ring_rank=0, iteration=0, is_first=True, is_last=True)]
+    """
 
     ring_rank: int  # the place in the ring of the rank whose tensor this is
     iteration: int  # 0 for this rank's own

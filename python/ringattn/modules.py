@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from typing import Any, Optional, Sequence
 
@@ -25,7 +26,7 @@ def _group_for(group: Any, ring_size: Optional[int]) -> Any:
     if isinstance(ring_size, bool) or operator.index(ring_size) < 1:
         raise ValueError(f"ring_size is {ring_size!r}; it must be a number of ranks")
     if group is not None:
-        ranks = _dist.resolve(group).ranks
+        ranks = _dist.size_of(group)
         if ranks != ring_size:
             raise ValueError(f"ring_size is {ring_size} and group has {ranks} ranks; give one of them, or equal ones")
         return group
@@ -137,8 +138,13 @@ class RingDilatedAttention(nn.Module):
     @property
     def ring_size(self) -> int:
         """The number of ranks."""
-        ranks: int = _dist.resolve(self.group).ranks
-        return ranks
+        return _dist.size_of(self.group)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> RingDilatedAttention:
+        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
+        memo[id(self.group)] = self.group  # the copy is on the same ranks
+        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
+        return copied
 
     def _compute_dtype(self, query: torch.Tensor) -> torch.dtype:
         if self.dtype is not None:

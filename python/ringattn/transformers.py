@@ -1,9 +1,4 @@
-"""``attn_implementation="ringattn"`` for Hugging Face models.
-
->>> import ringattn.transformers
->>> ringattn.transformers.register()                                # doctest: +SKIP
->>> model = AutoModelForCausalLM.from_pretrained(name, attn_implementation="ringattn")          # doctest: +SKIP
-"""
+"""``attn_implementation="ringattn"`` for Hugging Face models."""
 
 from __future__ import annotations
 
@@ -55,6 +50,13 @@ def register(name: str = "ringattn", **options: Any) -> None:
 
     Causal and full attention, sliding windows, padding on either side, grouped heads and caches are supported; masks of any
     other shape, softcapping, attention sinks and position biases raise ValueError.
+
+    >>> import ringattn.transformers, torch, transformers
+    >>> ringattn.transformers.register()
+    >>> config = transformers.LlamaConfig(vocab_size=50, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
+    ...                                   num_attention_heads=2, attn_implementation="ringattn")
+    >>> transformers.LlamaForCausalLM(config)(torch.arange(10)[None]).logits.shape
+    torch.Size([1, 10, 50])
     """
     unknown = set(options) - _OPTIONS
     if unknown:

@@ -319,6 +319,20 @@ def synchronised_weight_gradients_equal_those_of_one_rank():
 
 
 @check
+def a_module_is_printed_by_one_rank_alone_and_copied_with_its_group():
+    import copy
+
+    group = dist.new_group(list(range(dist.get_world_size())))  # no call has met on it yet
+    ring = build(group=group)
+    if dist.get_rank() == 0:
+        assert f"ring_size={dist.get_world_size()}" in repr(ring)
+    other = copy.deepcopy(ring)
+    assert other.group is group and other.in_proj_weight is not ring.in_proj_weight
+    x = shard(data()[0], "contiguous")
+    close(other(x, is_causal=True)[0], ring(x, is_causal=True)[0])
+
+
+@check
 def a_hook_on_construction_synchronises_by_itself():
     ring = build(group=dist.group.WORLD, sync_gradients=True)
     x, weight = (shard(y, "contiguous") for y in data())
