@@ -58,8 +58,8 @@ class RingDilatedAttention(nn.Module):
         use_pattern_cache: False plans afresh for each call.
         use_flash_attention: False uses the scalar kernels.
         bucket_size: K/V rows that travel at once; None to choose.
-        group, layout, query_placement, schedule, combine, offset, dilate_queries, window, scale, threads, timeout: as in
-            ``ringattn.attention``.
+        query_placement, schedule: as in ``ringattn.attention``; None for what the preset says.
+        group, layout, combine, offset, dilate_queries, window, scale, threads, timeout: as in ``ringattn.attention``.
 
     >>> import torch, ringattn
     >>> module = ringattn.RingDilatedAttention([8, 16], [1, 2], dilate_queries=False, ring_size=4)
@@ -67,6 +67,9 @@ class RingDilatedAttention(nn.Module):
     >>> module(x, x, x, is_causal=True).shape
     torch.Size([1, 32, 4, 8])
     """
+
+    preset_query_placement = "sharded"
+    preset_schedule = "auto"
 
     def __init__(
         self,
@@ -83,8 +86,8 @@ class RingDilatedAttention(nn.Module):
         *,
         group: Any = None,
         layout: str = "contiguous",
-        query_placement: str = "sharded",
-        schedule: str = "auto",
+        query_placement: Optional[str] = None,
+        schedule: Optional[str] = None,
         combine: str = "heads",
         offset: str = "branch",
         dilate_queries: bool = True,
@@ -107,7 +110,9 @@ class RingDilatedAttention(nn.Module):
         self.enable_memory_pool, self.use_pattern_cache = bool(enable_memory_pool), bool(use_pattern_cache)
         self.use_flash_attention, self.bucket_size = bool(use_flash_attention), bucket_size
         self.group = _group_for(group, ring_size)
-        self.layout, self.query_placement, self.schedule = layout, query_placement, schedule
+        self.layout = layout
+        self.query_placement = self.preset_query_placement if query_placement is None else query_placement
+        self.schedule = self.preset_schedule if schedule is None else schedule
         self.combine, self.offset, self.dilate_queries = combine, offset, dilate_queries
         self.window, self.scale, self.threads, self.timeout = window, scale, threads, timeout
         _config.make_options(self.settings(False))  # a wrong argument is found here, not in the first forward
@@ -194,15 +199,7 @@ class RingDilatedAttentionHybrid(RingDilatedAttention):
     torch.Size([1, 32, 4, 8])
     """
 
-    def __init__(
-        self,
-        segment_lengths: Optional[Sequence[int]] = None,
-        dilation_rates: Optional[Sequence[int]] = None,
-        *args: Any,
-        schedule: str = "ring",
-        **kwargs: Any,
-    ):
-        super().__init__(segment_lengths, dilation_rates, *args, schedule=schedule, **kwargs)
+    preset_schedule = "ring"
 
 
 class RingDilatedAttentionV3(RingDilatedAttentionHybrid):
@@ -224,15 +221,7 @@ class RingDilatedAttentionV2Collective(RingDilatedAttention):
     torch.Size([1, 32, 4, 8])
     """
 
-    def __init__(
-        self,
-        segment_lengths: Optional[Sequence[int]] = None,
-        dilation_rates: Optional[Sequence[int]] = None,
-        *args: Any,
-        schedule: str = "gather",
-        **kwargs: Any,
-    ):
-        super().__init__(segment_lengths, dilation_rates, *args, schedule=schedule, **kwargs)
+    preset_schedule = "gather"
 
 
 class RingDilatedAttentionV2(RingDilatedAttention):
@@ -245,15 +234,7 @@ class RingDilatedAttentionV2(RingDilatedAttention):
     torch.Size([1, 32, 4, 8])
     """
 
-    def __init__(
-        self,
-        segment_lengths: Optional[Sequence[int]] = None,
-        dilation_rates: Optional[Sequence[int]] = None,
-        *args: Any,
-        query_placement: str = "replicated",
-        **kwargs: Any,
-    ):
-        super().__init__(segment_lengths, dilation_rates, *args, query_placement=query_placement, **kwargs)
+    preset_query_placement = "replicated"
 
 
 class RingAttentionCorrect(RingDilatedAttentionV2):

@@ -134,7 +134,7 @@ class RingMultiheadDilatedAttention(nn.Module):
             )
         self.kdim, self.vdim = embed_dim if kdim is None else kdim, embed_dim if vdim is None else vdim
         self.batch_first, self.checkpoint = bool(batch_first), bool(checkpoint)
-        if options.get("query_placement", "sharded") != "sharded":
+        if options.get("query_placement") not in (None, "sharded"):
             raise ValueError("query_placement must be sharded here: queries are projected from the rows that a rank holds")
         # The pattern and the ring; computes in the type of the projections.
         self.attention = RingDilatedAttention(
