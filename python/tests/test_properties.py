@@ -39,7 +39,10 @@ def cases(draw):
     if draw(st.booleans()):
         ends = [sorted((draw(st.integers(0, seq_k)), draw(st.integers(0, seq_k)))) for _ in range(batch)]
         options["key_range"] = ends
+    placement = draw(st.sampled_from(["sharded", "replicated"]))
     ring = {
+        "query_placement": placement,
+        "schedule": draw(st.sampled_from(["auto", "ring", "gather"] + ["merge"] * (placement == "replicated"))),
         "group": draw(st.sampled_from([None, 2, 3, 5])),
         "layout": draw(st.sampled_from(["contiguous", "zigzag", "striped"])),
         "bucket": draw(st.sampled_from([None, 1, 3])),
