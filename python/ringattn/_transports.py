@@ -32,6 +32,8 @@ class GlooMailbox(Mailbox):
         import torch
         import torch.distributed as dist
 
+        if not dist.is_gloo_available():
+            raise _lib.RingattnError("a ring of processes runs over gloo, which this build of torch lacks", "RA_NOT_AVAILABLE")
         ranks = dist.get_process_group_ranks(group)
         super().__init__(ranks.index(dist.get_rank()), len(ranks))
         self.torch, self.callers = torch, group

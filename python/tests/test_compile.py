@@ -82,6 +82,17 @@ def test_the_inductor_backend_compiles_a_model_around_it():
     torch.testing.assert_close(out, block(x), rtol=1e-4, atol=1e-5)
 
 
+def test_autocast_and_checkpoints_stay_inside_one_graph():
+    from torch.utils.checkpoint import checkpoint
+
+    def function(x):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            narrow = ringattn.attention(x, x, x, is_causal=True)
+        return narrow.float() + checkpoint(lambda y: ringattn.attention(y, y, y), x, use_reentrant=False)
+
+    same(function, torch.randn(2, 6, 4, 4, requires_grad=True), backend="aot_eager")
+
+
 def test_new_lengths_do_not_need_a_new_graph():
     graphs = []
 
