@@ -17,6 +17,7 @@
 
 /* The communicator of all processes, once they have met. */
 static ra_comm *world;
+static bool uses_mpi;
 
 bool group_launched(const settings *s) {
     return s->transport == TRANSPORT_MPI || (s->transport == TRANSPORT_AUTO && ra_mpi_is_launched());
@@ -33,6 +34,7 @@ ra_status group_ranks(const settings *s, int *ranks) {
     *ranks = (int)s->ring_size;
     if (!group_launched(s)) return RA_OK;
     if (!world) {
+        uses_mpi = true;
         RA_TRY(ra_comm_mpi_world(s->start_timeout, &world));
         /* MPICH's launcher tells the survivors of a dead rank by this signal, and MPICH 4.0's handler of it crashes them.
          * The library finds the dead by itself. */
@@ -59,7 +61,7 @@ void group_end(ra_status status, int code, bool quiet) {
         ra_comm_destroy(world); /* its last word gets out */
     }
     if (quiet) nanosleep(&(struct timespec){5, 0}, NULL); /* the launcher ends this as soon as the other rank has left */
-    if (world) _exit(code); /* MPI is not finalized now: that could wait for a rank that is gone */
+    if (uses_mpi) _exit(code); /* MPI is not finalized now: that could wait for a rank that is gone, or never came */
 }
 
 ra_status group_open(const settings *s, int ranks, group *g) {

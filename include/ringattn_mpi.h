@@ -17,7 +17,9 @@ extern "C" {
 RA_API ra_status ra_comm_mpi_world(double start_timeout, ra_comm **comm);
 
 /* For programs that use MPI: the ranks are those of `comm`, which is duplicated; nothing else happens on it, and it must be
- * freed, and MPI finalized, after the last ra_comm on it was destroyed. Every rank of it calls this. The library's heartbeats
+ * freed, and MPI finalized, after the last ra_comm on it was destroyed (once MPI is finalized, a communicator only returns
+ * RA_PEER_LOST). Every rank of it calls this. RA_INVALID: MPI_COMM_NULL, an inter-communicator, or another thread than the one
+ * that initialised MPI with less than MPI_THREAD_SERIALIZED. The library's heartbeats
  * need MPI_THREAD_MULTIPLE to be sent while the program is busy elsewhere. With less they are sent only during the library's
  * calls, and the peers grant this rank the start timeout as its timeout. After RA_PEER_LOST, RA_TIMEOUT or another
  * communication error: leave with _exit or MPI_Abort; MPI_Finalize may never return. */

@@ -129,17 +129,44 @@ def attention(directory):
         print(f"{ranks} ranks: {done}, the same bits as over threads")
 
 
-def own(directory):
-    """Programs that use MPI themselves, with and without MPI_THREAD_MULTIPLE."""
-    for level in ("funneled", "multiple"):
-        job = Job(directory, 5, level, program=os.environ["MPI_OWN"])
+def programs(directory, ranks, program, lines, runs):
+    """Runs a program with each of these arguments and no report files; every rank prints a line that contains `lines`."""
+    for arguments in runs:
+        job = Job(directory, ranks, *arguments, program=program)
         try:
             job.process.wait(timeout=120)
         except subprocess.TimeoutExpired:
             fail(job, "it does not end")
-        if job.process.returncode != 0 or job.text().count("is through") != 5:
+        if job.process.returncode != 0 or job.all_text().count(lines) != ranks:
             fail(job, f"the launcher returned {job.process.returncode}")
-    print("rings on parts of a program's own world, opened and closed between its own MPI calls")
+
+
+def own(directory):
+    """Programs that use MPI themselves, at every thread level, and one that finalizes MPI too early."""
+    levels = ("single", "funneled", "serialized", "multiple")
+    programs(directory, 5, os.environ["MPI_OWN"], " is through", [(level,) for level in levels])
+    programs(directory, 5, os.environ["MPI_OWN"], " is through", [(level, "early") for level in ("funneled", "multiple")])
+    print("rings on parts of a program's own world, opened and closed between its own MPI calls, at four thread levels")
+
+
+def installed(directory):
+    """The examples, built with the MPI's own compiler against an installed ringattn, find everything by themselves."""
+    if os.environ.get("RA_SANITIZED"):
+        print("skipped: consumers are built without the sanitizer's run-time")
+        sys.exit(77)
+    prefix = pathlib.Path(directory) / "prefix"
+    subprocess.run(["cmake", "--install", os.environ["RA_BUILD"], "--prefix", prefix], check=True, stdout=subprocess.DEVNULL)
+    libraries = next(prefix.rglob("libringattn.so")).parent
+    os.environ.update(PKG_CONFIG_PATH=str(libraries / "pkgconfig"), LD_LIBRARY_PATH=str(libraries))
+    os.environ.pop("RINGATTN_MODULE_PATH")
+    flags = subprocess.run(["pkg-config", "--cflags", "--libs", "ringattn"], check=True, capture_output=True, text=True).stdout.split()
+    for source, line in (("ring_mpi.c", " over mpi: "), ("mpi/ring_of_a_part.c", " in its ring: largest error ")):
+        program = pathlib.Path(directory) / pathlib.Path(source).stem
+        subprocess.run([os.environ["MPICC"], "-Wall", "-Wextra", "-Werror", pathlib.Path(os.environ["RA_SOURCE"]) / "examples" / source,
+                        *flags, "-lm", "-o", program], check=True)
+        for ranks in (2, 4):
+            programs(directory, ranks, str(program), line, [()])
+    print("both examples, built with mpicc against an installed ringattn, run on 2 and 4 ranks")
 
 
 def judge(job, victim, how):
@@ -203,6 +230,12 @@ def alarms(directory):
     print("a step of ten times the timeout: no alarm")
     all_well(Job(directory, 3, "late", 2.5, timeout=0.5))
     print("a rank that arrives late is waited for")
+    never = 'if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then sleep 5; else exec "$RINGATTN" bench --seq 64 --start-timeout 1; fi'
+    job = Job(directory, 3, "-c", never, program="sh")
+    job.process.wait(timeout=60)
+    if job.all_text().count("not every rank has arrived within 1 s") != 2:
+        fail(job, "the others do not say that a rank is missing")
+    print("a rank that never arrives is waited for as long as the start timeout says, also by MPI_Init")
 
 
 def nomem(directory):

@@ -1,7 +1,9 @@
 /* A program that uses MPI itself, with the thread level of its first argument: ranks of a part of the world form a ring on
- * their own communicator, between MPI calls of the program; more than once; and MPI is finalized by the program. */
+ * their own communicator, between MPI calls of the program; more than once; and MPI is finalized by the program, with the second
+ * argument "early" while a communicator is still open. */
 #include <math.h>
 #include <mpi.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -51,8 +53,49 @@ static void mean_of_positions(ra_comm *comm) {
     free(out);
 }
 
+static void *open_elsewhere(void *level) {
+    ra_comm *comm = NULL;
+    CHECK(ra_comm_mpi(MPI_COMM_SELF, &comm) == RA_INVALID && comm == NULL);
+    CHECK(strstr(ra_last_error(), *(const int *)level == MPI_THREAD_SINGLE ? "MPI_THREAD_SINGLE, " : "MPI_THREAD_FUNNELED, "));
+    return NULL;
+}
+
+/* What ra_comm_mpi refuses, and says why. */
+static void wrong_communicators(int level) {
+    ra_comm *comm = NULL;
+    MPI_Comm half, inter;
+    CHECK(ra_comm_mpi(MPI_COMM_NULL, &comm) == RA_INVALID && comm == NULL);
+    CHECK(ra_comm_mpi_handle(&comm, 3, "openmpi", &comm) != RA_OK && ra_comm_mpi_handle(NULL, 8, "mpich", &comm) == RA_INVALID);
+    MPI_Comm_split(MPI_COMM_WORLD, world_rank % 2, world_rank, &half);
+    MPI_Intercomm_create(half, 0, MPI_COMM_WORLD, 1 - world_rank % 2, 7, &inter);
+    CHECK(ra_comm_mpi(inter, &comm) == RA_INVALID && comm == NULL && strstr(ra_last_error(), "inter-communicator"));
+    MPI_Comm_free(&inter);
+    MPI_Comm_free(&half);
+    pthread_t thread;
+    if (level < MPI_THREAD_SERIALIZED) CHECK(pthread_create(&thread, NULL, open_elsewhere, &level) == 0 && pthread_join(thread, NULL) == 0);
+}
+
+/* The program forgets a communicator: from then on it is broken and says why, and destroying it is safe. */
+static void finalize_early(ra_comm *comm) {
+    int all[64];
+    MPI_Finalize();
+    CHECK(ra_comm_allgather(comm, &world_rank, all, sizeof world_rank) == RA_PEER_LOST);
+    CHECK(strstr(ra_last_error(), "MPI was finalized while a communicator was in use"));
+    CHECK(ra_comm_allgather(comm, &world_rank, all, sizeof world_rank) == RA_PEER_LOST);
+    ra_comm_destroy(comm);
+}
+
+static int level_of(const char *name) {
+    static const char *const names[] = {"single", "funneled", "serialized", "multiple"};
+    static const int levels[] = {MPI_THREAD_SINGLE, MPI_THREAD_FUNNELED, MPI_THREAD_SERIALIZED, MPI_THREAD_MULTIPLE};
+    for (int i = 0; i < 4; i++)
+        if (strcmp(name, names[i]) == 0) return levels[i];
+    return -1;
+}
+
 int main(int argc, char **argv) {
-    int wanted = argc > 1 && strcmp(argv[1], "multiple") == 0 ? MPI_THREAD_MULTIPLE : MPI_THREAD_FUNNELED, level, ranks;
+    int wanted = argc > 1 ? level_of(argv[1]) : -1, level, ranks;
+    bool early = argc > 2 && strcmp(argv[2], "early") == 0;
     MPI_Init_thread(&argc, &argv, wanted, &level);
     CHECK(level >= wanted);
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
@@ -74,13 +117,19 @@ int main(int argc, char **argv) {
         }
         MPI_Comm_free(&part);
     }
-    ra_comm *comm = NULL;
-    CHECK(ra_comm_mpi(MPI_COMM_NULL, &comm) == RA_INVALID && comm == NULL);
-    CHECK(ra_comm_mpi_handle(&comm, 3, "openmpi", &comm) != RA_OK && ra_comm_mpi_handle(NULL, 8, "mpich", &comm) == RA_INVALID);
-    CHECK(ra_comm_mpi(MPI_COMM_WORLD, &comm) == RA_OK);
+    wrong_communicators(level);
+    MPI_Comm copy;
+    MPI_Comm_dup(MPI_COMM_WORLD, &copy);
+    ra_comm *comm = NULL, *second = NULL; /* two at once, on a communicator and on its copy */
+    CHECK(ra_comm_mpi(MPI_COMM_WORLD, &comm) == RA_OK && ra_comm_mpi(copy, &second) == RA_OK);
     mean_of_positions(comm);
-    ra_comm_destroy(comm);
-    MPI_Finalize();
+    mean_of_positions(second);
+    ra_comm_destroy(second);
+    MPI_Comm_free(&copy);
+    mean_of_positions(comm);
+    if (!early) ra_comm_destroy(comm);
+    if (early) finalize_early(comm);
+    else MPI_Finalize();
     CHECK(ra_comm_mpi_world(1, &comm) == RA_NOT_AVAILABLE);
     printf("rank %d is through\n", world_rank);
     return 0;

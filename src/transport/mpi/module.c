@@ -17,11 +17,13 @@
 #include <mpi.h>
 #include <pthread.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
 
 #include "transport/link.h"
+#include "transport/mpi/life.h"
 
 #if defined(OPEN_MPI)
 #define IMPLEMENTATION "openmpi"
@@ -65,6 +67,7 @@ typedef struct request {
 static pthread_mutex_t mpi_mutex = PTHREAD_MUTEX_INITIALIZER;
 static int duplicate_key = MPI_KEYVAL_INVALID, finalize_key = MPI_KEYVAL_INVALID;
 static bool initialized_here, anything_failed;
+static atomic_bool closing; /* MPI_Finalize has begun */
 static shared_comm *duplicates;
 
 /* --------------------------------------------------------------------------------------------------------------- helpers */
@@ -84,11 +87,11 @@ static ra_status mpi_failed(const ra_mpi_host *host, int error, const char *what
     return host->fail(class == MPI_ERR_TRUNCATE ? RA_PROTOCOL : RA_PEER_LOST, text);
 }
 
-/* True once MPI is over, by whomever: nothing may be called any more. */
+/* True once MPI is over, or ends, by whomever: nothing may be called any more. */
 static bool mpi_is_over(void) {
     int over = 0;
-    MPI_Finalized(&over);
-    return over != 0;
+    if (!atomic_load(&closing)) MPI_Finalized(&over);
+    return over != 0 || atomic_load(&closing);
 }
 
 /* Between two looks at something that is not there yet: gives way, and when it takes long sleeps a little. MPI moves bytes only
@@ -136,9 +139,11 @@ static ra_status post(endpoint *e, int peer, uint64_t tag, char *buf, size_t byt
     for (int i = 0; i < count; i++) {
         size_t begin = (size_t)i * PIECE, length = bytes - begin < PIECE ? bytes - begin : PIECE;
         pthread_mutex_lock(&mpi_mutex);
-        int error = receiving
-                        ? MPI_Irecv(buf + begin, (int)length, MPI_BYTE, peer, mpi_tag(e, tag), e->shared->comm, &r->pieces[i])
-                        : MPI_Isend(buf + begin, (int)length, MPI_BYTE, peer, mpi_tag(e, tag), e->shared->comm, &r->pieces[i]);
+        int error = MPI_SUCCESS, mpi_peer_tag = mpi_tag(e, tag);
+        if (atomic_load(&closing)) count = i; /* whoever waits for it is told */
+        else if (receiving)
+            error = MPI_Irecv(buf + begin, (int)length, MPI_BYTE, peer, mpi_peer_tag, e->shared->comm, &r->pieces[i]);
+        else error = MPI_Isend(buf + begin, (int)length, MPI_BYTE, peer, mpi_peer_tag, e->shared->comm, &r->pieces[i]);
         pthread_mutex_unlock(&mpi_mutex);
         /* Pieces that are on their way keep r: the link is broken by this, and nothing of it is used again. */
         if (error != MPI_SUCCESS) return mpi_failed(host, error, receiving ? "MPI_Irecv" : "MPI_Isend");
@@ -164,7 +169,8 @@ static bool give_up(request *r) {
         bool cancelled = false;
         for (; !done; relax(begin)) {
             pthread_mutex_lock(&mpi_mutex);
-            MPI_Test(&r->pieces[i], &done, MPI_STATUS_IGNORE);
+            if (atomic_load(&closing)) done = 1;
+            else MPI_Test(&r->pieces[i], &done, MPI_STATUS_IGNORE);
             if (!done && r->receiving && !cancelled) MPI_Cancel(&r->pieces[i]);
             cancelled = true;
             pthread_mutex_unlock(&mpi_mutex);
@@ -180,7 +186,7 @@ static int look(request *r, bool *over) {
     int done = 0, got = 0;
     MPI_Status status;
     pthread_mutex_lock(&mpi_mutex);
-    int error = MPI_Test(&r->pieces[r->next], &done, &status);
+    int error = atomic_load(&closing) ? MPI_SUCCESS : MPI_Test(&r->pieces[r->next], &done, &status);
     if (error == MPI_SUCCESS && done && r->receiving) MPI_Get_count(&status, MPI_BYTE, &got);
     pthread_mutex_unlock(&mpi_mutex);
     *over = error != MPI_SUCCESS;
@@ -259,16 +265,22 @@ static void destroy(void *ctx) {
  * communicator, and some MPIs complain about each of them in MPI_Finalize. Once everybody is here they have all been sent. */
 static bool receive_leftovers(shared_comm *shared) {
     MPI_Request barrier;
-    if (shared->failed || anything_failed || MPI_Ibarrier(shared->comm, &barrier) != MPI_SUCCESS) return false;
+    pthread_mutex_lock(&mpi_mutex);
+    bool begun = !shared->failed && !anything_failed && MPI_Ibarrier(shared->comm, &barrier) == MPI_SUCCESS;
+    pthread_mutex_unlock(&mpi_mutex);
+    if (!begun) return false;
     if (wait_collective(shared->host, &barrier, 10, "closing the communicator") != RA_OK) return false;
     for (int quiet = 0; quiet < 20;) {
         static char scratch[1 << 16];
         int there = 0, count = 0;
         MPI_Status status;
+        pthread_mutex_lock(&mpi_mutex);
         MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, shared->comm, &there, &status);
         if (there) MPI_Get_count(&status, MPI_BYTE, &count);
-        if (count > (int)sizeof scratch) return false; /* not a heartbeat: left to MPI */
-        if (there) MPI_Recv(scratch, count, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG, shared->comm, MPI_STATUS_IGNORE);
+        bool beat = count <= (int)sizeof scratch;
+        if (there && beat) MPI_Recv(scratch, count, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG, shared->comm, MPI_STATUS_IGNORE);
+        pthread_mutex_unlock(&mpi_mutex);
+        if (!beat) return false; /* left to MPI */
         quiet = there ? 0 : quiet + 1;
     }
     return true;
@@ -287,10 +299,14 @@ static int free_duplicate(MPI_Comm comm, int key, void *value, void *extra) {
     return MPI_SUCCESS;
 }
 
-/* MPI calls this at the beginning of MPI_Finalize. */
+/* MPI calls this at the beginning of MPI_Finalize. A program may have forgotten a communicator whose heart still beats: it is told
+ * that MPI is over, and calls it no more. */
 static int before_finalize(MPI_Comm comm, int key, void *value, void *extra) {
     (void)comm, (void)key, (void)value, (void)extra;
     for (shared_comm *shared = duplicates; shared; shared = shared->next) receive_leftovers(shared);
+    pthread_mutex_lock(&mpi_mutex);
+    atomic_store(&closing, true);
+    pthread_mutex_unlock(&mpi_mutex);
     return MPI_SUCCESS;
 }
 
@@ -303,7 +319,7 @@ static void library_version(char *text, size_t bytes) {
     snprintf(text, bytes, "%.100s", all);
 }
 
-static ra_status initialize(const ra_mpi_host *host, bool *own_thread) {
+static ra_status initialize(const ra_mpi_host *host, double seconds, bool *own_thread) {
     int initialized = 0, level = MPI_THREAD_SINGLE;
     char version[128], text[320];
     library_version(version, sizeof version); /* may be called before MPI_Init */
@@ -313,12 +329,25 @@ static ra_status initialize(const ra_mpi_host *host, bool *own_thread) {
     }
     if (mpi_is_over()) return host->fail(RA_NOT_AVAILABLE, "MPI was finalized already, and cannot be used again");
     MPI_Initialized(&initialized);
+    if (!initialized && anything_failed) return host->fail(RA_TIMEOUT, "an earlier attempt to start MPI has not come to its end");
     if (!initialized) {
-        int error = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+        int error;
+        ra_mpi_start start = ra_mpi_begin(seconds, &error);
+        if (start == RA_MPI_NO_THREAD) return host->fail(RA_NOMEM, "a thread for MPI_Init could not be started");
+        anything_failed |= start == RA_MPI_LATE;
+        snprintf(text, sizeof text, "MPI_Init: not every rank has arrived within %.3g s", seconds);
+        if (start == RA_MPI_LATE) return host->fail(RA_TIMEOUT, text);
         if (error != MPI_SUCCESS) return mpi_failed(host, error, "MPI_Init_thread");
         initialized_here = true;
     }
     MPI_Query_thread(&level);
+    int main_thread = 1;
+    if (level < MPI_THREAD_SERIALIZED) MPI_Is_thread_main(&main_thread);
+    if (!main_thread) {
+        snprintf(text, sizeof text, "MPI was initialised with %s, so that only the thread which did it may use it; this is another",
+                 level == MPI_THREAD_SINGLE ? "MPI_THREAD_SINGLE" : "MPI_THREAD_FUNNELED");
+        return host->fail(RA_INVALID, text);
+    }
     /* Beside a program's own MPI calls a second thread is allowed only with MPI_THREAD_MULTIPLE. */
     *own_thread = level >= (initialized_here ? MPI_THREAD_SERIALIZED : MPI_THREAD_MULTIPLE);
     int *tag_limit = NULL, found = 0;
@@ -351,10 +380,13 @@ static ra_status duplicate(const ra_mpi_host *host, MPI_Comm parent, double seco
 static ra_status open_comm(const ra_mpi_host *host, const void *handle, double seconds, ra_mpi_session *session) {
     bool own_thread;
     *session = (ra_mpi_session){0};
-    ra_status status = initialize(host, &own_thread);
+    ra_status status = initialize(host, seconds, &own_thread);
     if (status != RA_OK) return status;
     MPI_Comm parent = handle ? *(const MPI_Comm *)handle : MPI_COMM_WORLD;
     if (parent == MPI_COMM_NULL) return host->fail(RA_INVALID, "the communicator is MPI_COMM_NULL");
+    int inter = 0;
+    MPI_Comm_test_inter(parent, &inter);
+    if (inter) return host->fail(RA_INVALID, "the communicator joins two groups (an inter-communicator); a ring needs one");
     shared_comm *shared = NULL;
     int found = 0;
     MPI_Comm_get_attr(parent, duplicate_key, &shared, &found);
@@ -430,8 +462,9 @@ static ra_status agree(const ra_mpi_session *session, ra_status mine, double sec
 static void finalize(void) {
     pthread_mutex_lock(&mpi_mutex);
     bool may = initialized_here && !anything_failed && !mpi_is_over();
+    if (may) atomic_store(&closing, true);
     pthread_mutex_unlock(&mpi_mutex);
-    if (may) MPI_Finalize();
+    if (may) ra_mpi_end();
 }
 
 extern RA_API const ra_mpi_module ra_mpi_module_table;
