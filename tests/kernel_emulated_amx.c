@@ -22,7 +22,8 @@ static ra_backward_tile counted_backward_tile;
 #define ra_scalar_forward_tile counted_forward_tile
 #define ra_scalar_backward_tile counted_backward_tile
 RA_DECLARE_FAMILY(emulated)
-#include "../src/kernels/cpu/bf16_amx.c"
+#include "../src/kernels/cpu/bf16_backward_amx.c"
+#include "../src/kernels/cpu/bf16_forward_amx.c"
 #undef ra_scalar_forward_tile
 #undef ra_scalar_backward_tile
 

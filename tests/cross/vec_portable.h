@@ -32,7 +32,24 @@ static inline portable_halves portable_to_bf16(portable_vec low, portable_vec hi
     for (int i = 0; i < 32; i++) x[i] = ra_f32_to_bf16(i < 16 ? low[i] : high[i - 16]);
     return x;
 }
+static inline int portable_any_above(portable_vec a, portable_vec b) {
+    int above = 0;
+    for (int i = 0; i < 16; i++) above |= a[i] > b[i];
+    return above;
+}
+/* vreduceps and vscalefps */
+static inline portable_vec portable_fraction(portable_vec x) {
+    for (int i = 0; i < 16; i++) x[i] = isinf(x[i]) ? 0 : x[i] - floorf(x[i]);
+    return x;
+}
+static inline portable_vec portable_scale(portable_vec p, portable_vec x) {
+    for (int i = 0; i < 16; i++) p[i] = isnan(x[i]) ? x[i] : ldexpf(p[i], (int)fmaxf(-1000, fminf(1000, floorf(x[i]))));
+    return p;
+}
 #define VEC_MAX(a, b) portable_max(a, b)
+#define VEC_ANY_ABOVE(a, b) portable_any_above(a, b)
+#define VEC_FRACTION(x) portable_fraction(x)
+#define VEC_SCALE(p, x) portable_scale(p, x)
 #define VEC_CLAMP(x) (x)
 #define VEC_POWER(x, p, n, shifted) ((void)(shifted), portable_power(x, p, n))
 #define VEC_LOAD_F16(p) portable_load_f16(p)

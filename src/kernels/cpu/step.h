@@ -45,10 +45,12 @@ static inline int64_t ra_cpu_tile_rows(const ra_problem *problem, int64_t unit, 
     return rows < most ? ra_max(1, ra_ceil_div(rows, unit)) * unit : most;
 }
 
+/* The query of row r of the place. (Divisions are slow, and most groups have one head.) */
+static inline int64_t ra_place_query(const ra_place *p, int64_t r) { return p->group == 1 ? r : r / p->group; }
 /* The head of row r, its query's row in q and its position. */
-static inline int64_t ra_place_head(const ra_place *p, int64_t r) { return p->head + r % p->group; }
-static inline int64_t ra_place_row(const ra_place *p, int64_t r) { return p->q.row + r / p->group * p->q.row_step; }
-static inline int64_t ra_place_pos(const ra_place *p, int64_t r) { return p->q.pos + r / p->group * p->q.pos_step; }
+static inline int64_t ra_place_head(const ra_place *p, int64_t r) { return p->head + (p->group == 1 ? 0 : r % p->group); }
+static inline int64_t ra_place_row(const ra_place *p, int64_t r) { return p->q.row + ra_place_query(p, r) * p->q.row_step; }
+static inline int64_t ra_place_pos(const ra_place *p, int64_t r) { return p->q.pos + ra_place_query(p, r) * p->q.pos_step; }
 static inline int64_t ra_place_rows(const ra_place *p) { return p->q.count * p->group; }
 /* The offset of row r in a tensor of q's shape (or lse's). */
 static inline int64_t ra_place_at(const ra_place *p, const ra_tensor *t, int64_t r) {

@@ -1,0 +1,188 @@
+/* Tiles of AMX, bf16 vectors, and how matrices are packed for them. bf16_forward_amx.c and bf16_backward_amx.c build on it.
+ *
+ * A tile product C += A B takes 16 rows of A with 32 elements each, and B with its rows in pairs: B's row p holds (element 2p, element
+ * 2p+1) of every column. So there are two ways to pack a matrix X of rows for B:
+ *
+ *     across(X)    the rows of X are B's columns (products with X^T): pairs of a row's elements, transposed as 32-bit words
+ *     along(X)     the rows of X are B's rows: two rows interleaved
+ *
+ * and A needs its rows only cut. Every tile, packed or computed, is 1 KiB in one piece: 16 lines of the cache, which no other tile shares
+ * and which follow one another. (Tiles whose rows lie apart touch a page each and meet in the same sets of the cache: measured, that
+ * cost half of the speed.) Products go two by two, in all matrices alike:
+ *
+ *     A: [depth][2] tiles    B: [depth] times 2 neighbouring tiles    C: [2 of B][2 of A] tiles
+ *
+ * so that row i of C lies 16 elements behind row i - 1, and its second half 2 tiles behind the first.
+ */
+#ifndef RA_KERNELS_CPU_BF16_AMX_H
+#define RA_KERNELS_CPU_BF16_AMX_H
+
+#include <stdint.h>
+#include <string.h>
+
+#ifndef RA_AMX_EMULATED /* a test brings its own tiles and vectors */
+#include "kernels/cpu/vec_avx512.h"
+
+typedef struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} tile_config;
+
+#define TILES_ON()                                                                                                             \
+    do {                                                                                                                       \
+        tile_config config = {.palette = 1};                                                                                   \
+        for (int i_ = 0; i_ < 8; i_++) config.bytes[i_] = 64, config.rows[i_] = 16;                                            \
+        _tile_loadconfig(&config);                                                                                             \
+    } while (0)
+#define TILES_OFF() _tile_release()
+#define TILE_ZERO(t) _tile_zero(t)
+#define TILE_LOAD(t, p, stride) _tile_loadd(t, p, (size_t)(stride))
+#define TILE_STORE(t, p, stride) _tile_stored(t, p, (size_t)(stride))
+#define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+/* 32 elements of bf16: those of low, then those of high. */
+#define VEC_TO_BF16(low, high) ((halves)_mm512_cvtne2ps_pbh(high, low))
+/* Is any element of a above b's? */
+#define VEC_ANY_ABOVE(a, b) (_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0)
+/* x - floor(x), 0 for infinities; and p 2^floor(x). */
+#define VEC_FRACTION(x) _mm512_reduce_ps(x, 0x09)
+#define VEC_SCALE(p, x) _mm512_scalef_ps(p, x)
+#endif
+
+typedef uint16_t halves __attribute__((vector_size(64)));
+typedef uint16_t halves_any __attribute__((vector_size(64), aligned(2), may_alias));
+typedef uint16_t half16 __attribute__((vector_size(32)));
+typedef uint16_t half16_any __attribute__((vector_size(32), aligned(2), may_alias));
+typedef uint32_t words __attribute__((vector_size(64)));
+typedef uint32_t words_any __attribute__((vector_size(64), aligned(4), may_alias));
+
+#include "core/dtype.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/vec.h"
+
+enum {
+    MAX_DIM = 256,
+    TILE = 512,  /* elements of bf16 in a tile */
+    SUMS = 256,  /* elements of f32 in a tile */
+    SQUARE = 32, /* rows and columns of two by two tiles of C */
+};
+
+/* A count in whole squares. */
+INLINE int64_t padded(int64_t count) { return ra_round_up(count, SQUARE); }
+
+/* What AMX does not compute goes to the kernels of AVX-512, which every processor with AMX has. */
+INLINE bool left_to_avx512(const ra_problem *problem) {
+    return problem->dtype != RA_BF16 || problem->dropout > 0 || !(problem->scale > 0);
+}
+
+#define LOG2_E 1.4426950408889634
+#define LN_2 0.6931471805599453
+
+/* 2^x by a minimax polynomial for the fraction that is 2.7e-6 off at most: 0 for -inf, inf for inf, NaN for NaN. */
+INLINE vec power_of_two(vec x) {
+    const vec f = VEC_FRACTION(x);
+    vec p = splat(1.353416778e-2f);
+    p = p * f + splat(5.201146007e-2f);
+    p = p * f + splat(2.414427549e-1f);
+    p = p * f + splat(6.930038333e-1f);
+    p = p * f + splat(1.000002623f);
+    return VEC_SCALE(p, x);
+}
+
+/* -------------------------------------------------------------------------------------------------------- packing */
+
+/* 32 rows of `width` elements, where they lie or in a copy: zeros stand for what is not there. */
+typedef struct rows32 {
+    const uint16_t *data;
+    int64_t stride;
+} rows32;
+
+/* Rows i of `count` that are in [low, high): row i lies at data + i * stride. A copy is made only if something is missing, or if rows are
+ * not in whole words. */
+INLINE rows32 take_rows(uint16_t *copy, const uint16_t *data, int64_t stride, int64_t low, int64_t high, int64_t dim) {
+    const int64_t width = padded(dim);
+    if (low <= 0 && high >= SQUARE && dim == width && stride % 2 == 0) return (rows32){data, stride};
+    for (int64_t i = 0; i < SQUARE; i++) {
+        for (int64_t d = 0; d < width; d += 32) *(halves_any *)(copy + i * width + d) = (halves){0};
+        if (i >= low && i < high) memcpy(copy + i * width, data + i * stride, (size_t)dim * 2);
+    }
+    return (rows32){copy, width};
+}
+
+/* Keys [c, c + 32) of a view; those outside [low, high) are zeros. */
+INLINE rows32 take_keys(uint16_t *copy, const ra_place *place, const ra_tensor *view, int64_t c, int64_t low, int64_t high) {
+    return take_rows(copy, (const uint16_t *)view->data + ra_place_key_at(place, view, c), place->k.row_step * view->row, low - c,
+                     high - c, place->problem->head_dim);
+}
+
+/* 32 rows for A: [width/32][2] tiles. */
+static inline void pack_rows(uint16_t *tiles, rows32 rows, int64_t width) {
+    for (int64_t d = 0; d < width; d += 32)
+        for (int64_t i = 0; i < SQUARE; i++, tiles += 32) *(halves_any *)tiles = *(const halves_any *)(rows.data + i * rows.stride + d);
+}
+
+/* 32 rows across: [width/32][2] tiles. */
+static inline void pack_across(uint16_t *tiles, rows32 rows, int64_t width) {
+    for (int64_t d = 0; d < width; d += 32)
+        for (int64_t i = 0; i < SQUARE; i += 16, tiles += TILE)
+            transpose((float *)(void *)tiles, 16, (const float *)(const void *)(rows.data + i * rows.stride + d), rows.stride / 2);
+}
+
+INLINE words interleave(half16 even, half16 odd) {
+    return __builtin_convertvector(even, words) | __builtin_convertvector(odd, words) << 16;
+}
+
+/* 32 rows along: 2 tiles for every 32 columns, `step` elements apart. */
+static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64_t step) {
+    for (int64_t d = 0; d < width; d += 32, tiles += step)
+        for (int64_t p = 0; p < 16; p++) {
+            const uint16_t *even = rows.data + 2 * p * rows.stride + d, *odd = even + rows.stride;
+            for (int64_t half = 0; half < 2; half++)
+                *(words_any *)(tiles + half * TILE + p * 32) =
+                    interleave(*(const half16_any *)(even + half * 16), *(const half16_any *)(odd + half * 16));
+        }
+}
+
+/* ------------------------------------------------------------------------------------------------------- products */
+
+/* C = A B, or += with `add`, `depth` steps of 32 deep, of which each moves B by b_step elements; with a turn of other work after every
+ * two tile products, about as much as they need to finish: in larger pieces the vector unit and the tile unit would wait for each
+ * other, since the processor looks ahead some 500 instructions. The work must not touch C. */
+#define PRODUCT(name, work_type, turn)                                                                                         \
+    INLINE void name(float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth, const bool add, work_type *work) { \
+        __asm__ volatile("" ::: "memory"); /* compilers do not know that a tile load reads memory */                           \
+        if (add) {                                                                                                             \
+            TILE_LOAD(0, c, 64);                                                                                               \
+            TILE_LOAD(1, c + 2 * SUMS, 64);                                                                                    \
+            TILE_LOAD(2, c + SUMS, 64);                                                                                        \
+            TILE_LOAD(3, c + 3 * SUMS, 64);                                                                                    \
+        } else {                                                                                                               \
+            TILE_ZERO(0);                                                                                                      \
+            TILE_ZERO(1);                                                                                                      \
+            TILE_ZERO(2);                                                                                                      \
+            TILE_ZERO(3);                                                                                                      \
+        }                                                                                                                      \
+        for (int64_t step_ = 0; step_ < depth; step_++) {                                                                      \
+            TILE_LOAD(4, a, 64);                                                                                               \
+            TILE_LOAD(6, b, 64);                                                                                               \
+            TILE_DOT(0, 4, 6);                                                                                                 \
+            TILE_LOAD(7, b + TILE, 64);                                                                                        \
+            TILE_DOT(1, 4, 7);                                                                                                 \
+            TILE_LOAD(5, a + TILE, 64);                                                                                        \
+            turn(work);                                                                                                        \
+            TILE_DOT(2, 5, 6);                                                                                                 \
+            TILE_DOT(3, 5, 7);                                                                                                 \
+            turn(work);                                                                                                        \
+            a += 2 * TILE;                                                                                                     \
+            b += b_step;                                                                                                       \
+        }                                                                                                                      \
+        TILE_STORE(0, c, 64);                                                                                                  \
+        TILE_STORE(1, c + 2 * SUMS, 64);                                                                                       \
+        TILE_STORE(2, c + SUMS, 64);                                                                                           \
+        TILE_STORE(3, c + 3 * SUMS, 64);                                                                                       \
+    }
+
+#define NO_TURN(work) ((void)(work))
+PRODUCT(multiply, void, NO_TURN)
+
+#endif

@@ -1,0 +1,338 @@
+/* Forward attention in bf16 by AMX: a strip of 32 query rows walks over the keys, 32 of them a step.
+ *
+ *       tile unit     S(0) | S(1)      | S(2) PV..  | S(3) PV..  |        S = Q across(K),   PV: acc += P along(V)
+ *       vector unit        | P = 2^S(0)| P = 2^S(1) | P = 2^S(2) |
+ *
+ * In a step the tile unit computes the scores of the next one and adds the values of the block before to 32 columns of acc, while the
+ * vector unit turns the scores of this one into weights. A block has as many keys as acc has columns (the head dimension), so that
+ * every step has one such piece to add, and all of a step's data stays in the first cache: what streams past is K and V.
+ *
+ * Weights are powers of two: P = 2^(x - base), x = scale * log2(e) * q.k, with an integer base for every row. It is the first step's
+ * maximum and stays until the weights of a step pass 2^60: then they are done again with a new base, and the row's sums are scaled by a
+ * power of two, which is exact.
+ */
+#include "kernels/cpu/bf16_amx.h"
+
+enum {
+    STRIP = SQUARE,
+    QUERIES = 1024, /* rows of a tile at most: what one packing of K and V serves */
+    PACKED = 65536, /* elements of K (and of V) that are packed at a time */
+};
+
+#define HEAVIEST 0x1p60f /* weight for which a row's base stays */
+
+typedef struct forward_space {
+    _Alignas(64) float s[2][4 * SUMS];                      /* scores of this step and of the next */
+    _Alignas(64) uint16_t p[2][MAX_DIM / SQUARE * 2 * TILE]; /* weights of this block and of the one before: A's tiles */
+    _Alignas(64) uint16_t rows[SQUARE * MAX_DIM];
+    uint16_t *k, *v, *q; /* forward_arrays */
+    float *acc;          /* tiles of C: [strip][32 columns] */
+    vec *sums;           /* of the weights of each row, by lanes: reduced once, at the end */
+    _Alignas(64) vec before[STRIP]; /* the sums of the strip as they were before this step */
+    float base[QUERIES]; /* -inf: none yet */
+    double l[QUERIES];   /* what the sums do not hold: the state that came in */
+    int64_t begin[QUERIES], end[QUERIES];
+    float shrink[STRIP]; /* what acc is to be multiplied by when the block is done */
+} forward_space;
+
+/* Lays the arrays out behind the space itself; with base NULL only tells how long all of it is. */
+static int64_t forward_arrays(const ra_problem *problem, char *base, forward_space *f) {
+    const int64_t width = padded(problem->head_dim), rows = ra_cpu_tile_rows(problem, STRIP, QUERIES);
+    char *at = base;
+    ra_carve(&at, (int64_t)sizeof *f);
+    f->k = ra_carve(&at, PACKED * 2);
+    f->v = ra_carve(&at, PACKED * 2);
+    f->q = ra_carve(&at, rows * width * 2);
+    f->acc = ra_carve(&at, rows * width * (int64_t)sizeof(float));
+    f->sums = ra_carve(&at, rows * (int64_t)sizeof(vec));
+    return at - base;
+}
+
+/* Where columns [column, column + 16) of row r of acc lie. */
+INLINE float *acc_at(const forward_space *f, int64_t r, int64_t column, int64_t width) {
+    return f->acc + r / STRIP * STRIP * width + column / 16 * 2 * SUMS + r % STRIP * 16;
+}
+
+/* ---------------------------------------------------------------------------------------------------------- strips */
+
+/* A strip on its way through the packed keys. */
+typedef struct strip {
+    forward_space *f;
+    int64_t row;        /* first */
+    int64_t depth;      /* of the head dimension, in squares: also the steps of a block */
+    int64_t first;      /* key of packed column 0 */
+    int64_t from;       /* packed square of step 0: a multiple of depth */
+    int64_t steps;
+    int64_t begin, end; /* packed columns that every row meets */
+    float scale;        /* of scores, to base 2 */
+    bool shrunk;        /* some row's shrink is not 1 */
+} strip;
+
+/* Weighing of a step: row i has its scores of 16 keys at scores + 16 i, of the next 16 two tiles on, and its weights at weights + 32 i. */
+typedef struct forward_work {
+    strip *t;
+    const float *scores, *base;
+    uint16_t *weights;
+    vec *sums, *before;      /* with this step, without */
+    float scale;
+    int64_t step, row, rows; /* rows done; rows of a turn */
+    vec peak;                /* the largest sums of two weights */
+    bool masked;
+} forward_work;
+
+/* Which of the keys of a half of the step row i meets. */
+static ivec met_of(const forward_work *w, int64_t i, int half) {
+    const strip *t = w->t;
+    const int64_t r = t->row + i, column = t->first + (t->from + w->step) * SQUARE + half * 16;
+    const int32_t begin = (int32_t)ra_max(0, ra_min(16, t->f->begin[r] - column)), end = (int32_t)ra_max(0, ra_min(16, t->f->end[r] - column));
+    const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return (lane >= begin - (ivec){0}) & (lane < end - (ivec){0});
+}
+
+/* A weight of row i is too heavy, or there is no base yet: takes a new one, and scales all that hangs on the old. acc still lacks the
+ * block before, so it waits. */
+static void renew_base(const forward_work *w, int64_t i) {
+    strip *t = w->t;
+    forward_space *f = t->f;
+    const int64_t r = t->row + i;
+    float high = -INFINITY;
+    for (int half = 0; half < 2; half++) {
+        const float *s = w->scores + i * 16 + half * 2 * SUMS;
+        const ivec met = w->masked ? met_of(w, i, half) : ~(ivec){0};
+        for (int c = 0; c < 16; c++)
+            if (met[c]) high = s[c] > high ? s[c] : high;
+    }
+    const float old = f->base[r], base = rintf(high * t->scale);
+    if (!(base > old)) return;
+    const float shrink = exp2f(old - base);
+    f->base[r] = base;
+    f->shrink[i] *= shrink;
+    f->before[i] *= splat(shrink);
+    f->l[r] *= (double)shrink;
+    for (int64_t earlier = w->step % t->depth; earlier > 0; earlier--) {
+        uint16_t *p = w->weights - earlier * 2 * TILE + i * 32;
+        for (int c = 0; c < SQUARE; c++) p[c] = ra_f32_to_bf16(ra_bf16_to_f32(p[c]) * shrink);
+    }
+    t->shrunk = true;
+}
+
+/* Weights of row i; adds them to its sum, and returns the sums of two. */
+INLINE vec weigh_row(const forward_work *w, int64_t i, const bool masked) {
+    const float *s = w->scores + i * 16;
+    const vec scale = splat(w->scale), base = splat(w->base[i]);
+    vec x0 = load(s) * scale - base, x1 = load(s + 2 * SUMS) * scale - base;
+    if (masked) { /* what is not met may be anything */
+        const ivec met0 = met_of(w, i, 0), met1 = met_of(w, i, 1), none = (ivec)splat(-INFINITY);
+        x0 = (vec)(((ivec)x0 & met0) | (none & ~met0)), x1 = (vec)(((ivec)x1 & met1) | (none & ~met1));
+    }
+    const vec p0 = power_of_two(x0), p1 = power_of_two(x1), sum = p0 + p1, before = w->sums[i];
+    w->before[i] = before;
+    w->sums[i] = before + sum;
+    *(halves_any *)(w->weights + i * 32) = VEC_TO_BF16(p0, p1);
+    return sum;
+}
+
+static __attribute__((noinline)) void weigh_masked_rows(forward_work *w, int64_t i, int64_t end) {
+    for (; i < end; i++) w->peak = VEC_MAX(w->peak, weigh_row(w, i, true));
+}
+
+INLINE void weigh_rows(forward_work *w, int64_t count) {
+    const int64_t begin = w->row, end = ra_min(begin + count, STRIP);
+    w->row = end;
+    if (w->masked) {
+        weigh_masked_rows(w, begin, end);
+        return;
+    }
+    const forward_work in_registers = *w;
+    vec peak = w->peak;
+    for (int64_t i = begin; i < end; i++) peak = VEC_MAX(peak, weigh_row(&in_registers, i, false));
+    w->peak = peak;
+}
+
+/* Once more, with new bases. */
+static __attribute__((noinline)) void weigh_again(forward_work *w) {
+    for (int64_t i = 0; i < STRIP; i++) {
+        renew_base(w, i);
+        w->sums[i] = w->before[i];
+        weigh_masked_rows(w, i, i + 1);
+    }
+}
+
+INLINE void forward_turn(forward_work *w) { weigh_rows(w, w->rows); }
+
+PRODUCT(multiply_and_weigh, forward_work, forward_turn)
+
+/* The operands of a step's scores, and of a piece of a block's values, `deep` steps of it. */
+#define SCORES_OF(t, step, depth)                                                                                              \
+    (t)->f->s[(step) & 1], (t)->f->q + (t)->row * SQUARE * (depth), (t)->f->k + ((t)->from + (step)) * 2 * (depth) * TILE, 2 * TILE, depth
+#define VALUES_OF(t, block, piece, depth, deep)                                                                                \
+    (t)->f->acc + (t)->row * SQUARE * (depth) + (piece) * 4 * SUMS, (t)->f->p[(block) & 1],                                    \
+        (t)->f->v + ((t)->from + (block) * (depth) + (piece)) * 2 * (depth) * TILE, 2 * TILE, deep
+
+/* The rows of acc that are to be scaled: nothing is due to them now. */
+static void shrink_rows(strip *t) {
+    const int64_t width = t->depth * SQUARE;
+    for (int64_t i = 0; i < STRIP; i++) {
+        for (int64_t d = 0; d < width && t->f->shrink[i] != 1; d += 16) {
+            float *acc = acc_at(t->f, t->row + i, d, width);
+            store(acc, load(acc) * splat(t->f->shrink[i]));
+        }
+        t->f->shrink[i] = 1;
+    }
+    t->shrunk = false;
+}
+
+INLINE void walk(strip *t, const int64_t depth) {
+    multiply(SCORES_OF(t, 0, depth), false, NULL);
+    for (int64_t step = 0; step < t->steps; step++) {
+        const int64_t block = step / depth, piece = step % depth, column = (t->from + step) * SQUARE;
+        forward_work work = {.t = t, .scores = t->f->s[step & 1], .base = t->f->base + t->row,
+                             .weights = t->f->p[block & 1] + piece * 2 * TILE, .sums = t->f->sums + t->row, .before = t->f->before,
+                             .scale = t->scale, .step = step, .rows = (8 + depth - 1) / depth,
+                             .masked = t->begin > column || t->end < column + SQUARE};
+        if (step + 1 < t->steps) multiply_and_weigh(SCORES_OF(t, step + 1, depth), false, &work);
+        if (block > 0) multiply_and_weigh(VALUES_OF(t, block - 1, piece, depth, depth), true, &work);
+        weigh_rows(&work, STRIP);
+        if (__builtin_expect(VEC_ANY_ABOVE(work.peak, splat(HEAVIEST)), 0)) weigh_again(&work);
+        if (piece + 1 < depth && step + 1 < t->steps) continue;
+        for (int64_t rest = piece + 1; block > 0 && rest < depth; rest++)
+            multiply(VALUES_OF(t, block - 1, rest, depth, depth), true, NULL);
+        if (t->shrunk) shrink_rows(t);
+    }
+    const int64_t block = (t->steps - 1) / depth;
+    for (int64_t piece = 0; piece < depth; piece++)
+        multiply(VALUES_OF(t, block, piece, depth, t->steps - block * depth), true, NULL);
+}
+
+/* Rows [row, row + STRIP) against the packed keys [first, last). */
+static void forward_strip(forward_space *f, const ra_problem *problem, int64_t row, int64_t first, int64_t last) {
+    const int64_t depth = padded(problem->head_dim) / SQUARE;
+    strip t = {.f = f, .row = row, .depth = depth, .first = first, .end = last - first, .scale = (float)(problem->scale * LOG2_E)};
+    int64_t low = last, high = first;
+    for (int64_t r = row; r < row + STRIP; r++) {
+        t.begin = ra_max(t.begin, f->begin[r] - first);
+        t.end = ra_min(t.end, f->end[r] - first);
+        f->shrink[r - row] = 1;
+        if (f->begin[r] >= f->end[r]) continue;
+        low = ra_min(low, f->begin[r]);
+        high = ra_max(high, f->end[r]);
+    }
+    low = ra_max(low, first) - first;
+    high = ra_min(high, last) - first;
+    if (low >= high) return;
+    t.from = low / (depth * SQUARE) * depth;
+    t.steps = ra_ceil_div(high, SQUARE) - t.from;
+    switch (depth) { /* the common head dimensions have their own code */
+    case 2: walk(&t, 2); break;
+    case 4: walk(&t, 4); break;
+    default: walk(&t, depth);
+    }
+}
+
+/* ----------------------------------------------------------------------------------------------------------- tiles */
+
+/* Row r of a state that came in: its maximum becomes an integer to base 2. */
+static void load_state(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t i, int64_t r) {
+    const int64_t dim = place->problem->head_dim, width = padded(dim);
+    const double m = (double)((const float *)step->m.data)[ra_place_at(place, &step->m, r)] * LOG2_E;
+    if (m == -INFINITY) return;
+    const double base = rint(m), off = fabs(m - base) < 1e-6 * fmax(1, fabs(m)) ? 0 : m - base;
+    const float factor = (float)exp2(off); /* 1 for a state that this kernel wrote: no step adds an error of its own */
+    const float *acc = (const float *)step->acc.data + ra_place_at(place, &step->acc, r);
+    f->base[i] = (float)base;
+    f->l[i] = (double)((const float *)step->l.data)[ra_place_at(place, &step->l, r)] * (double)factor;
+    for (int64_t d = 0; d < dim; d++) acc_at(f, i, d / 16 * 16, width)[d % 16] = acc[d] * factor;
+}
+
+static void load_queries(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end) {
+    const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, all = padded(rows);
+    memset(f->acc, 0, (size_t)(all * width) * sizeof(float));
+    for (int64_t i = 0; i < all; i++) {
+        const int64_t r = begin + ra_min(i, rows - 1); /* what fills up the last strip meets what the last row meets, and goes nowhere */
+        f->sums[i] = splat(0);
+        f->l[i] = 0;
+        f->base[i] = -INFINITY;
+        ra_place_interval(place, r, &f->begin[i], &f->end[i]);
+        memcpy(f->rows + i % SQUARE * width, (const uint16_t *)step->q.data + ra_place_at(place, &step->q, r), (size_t)dim * 2);
+        memset(f->rows + i % SQUARE * width + dim, 0, (size_t)(width - dim) * 2);
+        if (i < rows && !step->single) load_state(f, step, place, i, r);
+        if (i % SQUARE == SQUARE - 1) pack_rows(f->q + (i - SQUARE + 1) * width, (rows32){f->rows, width}, width);
+    }
+}
+
+/* Writes rows [row, row + rows) of the tile that begins at `begin`. False, and nothing written, if they are not finite. */
+static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t row, int64_t rows) {
+    const int64_t dim = place->problem->head_dim, width = padded(dim);
+    bool finite = all_finite(f->acc + row * width, STRIP * width);
+    for (int64_t i = row; i < row + rows; i++) {
+        f->l[i] += (double)sum_of(f->sums[i]);
+        finite &= isfinite(f->l[i]) && f->base[i] < INFINITY;
+    }
+    for (int64_t i = row; finite && i < row + rows; i++) {
+        const int64_t r = begin + i;
+        const bool empty = f->l[i] == 0;
+        const double m = (double)f->base[i] * LN_2;
+        const float factor = !step->single ? 1 : empty ? 0 : (float)(1 / f->l[i]);
+        float line[MAX_DIM];
+        for (int64_t d = 0; d < width; d += 16) store(line + d, load(acc_at(f, i, d, width)) * splat(factor));
+        if (!step->single) {
+            memcpy((float *)step->acc.data + ra_place_at(place, &step->acc, r), line, (size_t)dim * sizeof(float));
+            ((float *)step->m.data)[ra_place_at(place, &step->m, r)] = empty ? -INFINITY : (float)m;
+            ((float *)step->l.data)[ra_place_at(place, &step->l, r)] = (float)f->l[i];
+            continue;
+        }
+        uint16_t *out = (uint16_t *)step->out.data + ra_place_at(place, &step->out, r);
+        int64_t d = 0;
+        for (; d + 32 <= dim; d += 32) *(halves_any *)(out + d) = VEC_TO_BF16(load(line + d), load(line + d + 16));
+        for (; d < dim; d++) out[d] = ra_f32_to_bf16(line[d]);
+        if (step->lse.data)
+            ((float *)step->lse.data)[ra_place_at(place, &step->lse, r)] = empty ? -INFINITY : (float)(m + log(f->l[i]));
+    }
+    return finite;
+}
+
+/* K: [keys/32] squares. V: [blocks][32 columns][steps of the block] of two tiles, in the order in which they are read. */
+static void pack_keys(forward_space *f, const ra_place *place, int64_t first, int64_t low, int64_t high) {
+    const int64_t width = padded(place->problem->head_dim);
+    for (int64_t c = first; c < high; c += SQUARE) {
+        const int64_t block = (c - first) / width * width, step = (c - first - block) / SQUARE;
+        pack_across(f->k + (c - first) * width, take_keys(f->rows, place, &place->item->k_view, c, low, high), width);
+        pack_along(f->v + block * width + step * 2 * TILE, take_keys(f->rows, place, &place->item->v_view, c, low, high), width,
+                   width / SQUARE * 2 * TILE);
+    }
+}
+
+static void forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
+    forward_space *f = scratch;
+    const ra_problem *problem = place->problem;
+    const int64_t rows = end - begin, width = padded(problem->head_dim), packed = PACKED / width / width * width;
+    forward_arrays(problem, scratch, f);
+    load_queries(f, step, place, begin, end);
+    int64_t low, high;
+    ra_place_hull(place, begin, end, &low, &high);
+    TILES_ON();
+    /* Blocks begin at multiples of their length, whatever the tile: so a row's sums do not depend on the rows beside it. */
+    for (int64_t first = low / width * width; first < high; first += packed) {
+        const int64_t last = ra_min(first + packed, high);
+        pack_keys(f, place, first, low, last);
+        for (int64_t row = 0; row < rows; row += STRIP) forward_strip(f, problem, row, first, last);
+    }
+    TILES_OFF();
+    /* Strips, not tiles, are given up: which rows a tile holds depends on the number of workers. */
+    uint32_t bad = 0;
+    for (int64_t row = 0; row < rows; row += STRIP)
+        if (!store_rows(f, step, place, begin, row, ra_min(STRIP, rows - row))) bad |= 1u << row / STRIP;
+    for (int64_t row = 0; bad && row < rows; row += STRIP)
+        if (bad >> row / STRIP & 1) ra_scalar_forward_tile(step, place, begin + row, begin + ra_min(row + STRIP, rows), scratch);
+}
+
+int64_t ra_amx_forward_scratch(const ra_problem *problem, int workers) {
+    if (left_to_avx512(problem)) return ra_avx512_forward_scratch(problem, workers);
+    forward_space space;
+    return workers * ra_max(forward_arrays(problem, NULL, &space), ra_scalar_forward_scratch(problem, 1));
+}
+
+ra_status ra_amx_forward(const ra_forward_step *step) {
+    if (left_to_avx512(step->problem)) return ra_avx512_forward(step);
+    return ra_cpu_forward(step, forward_tile, STRIP, QUERIES, ra_amx_forward_scratch(step->problem, 1));
+}
