@@ -1,6 +1,7 @@
 """Under mpirun the same command runs as one rank of p: the bits of threads, one voice, no output after a failure."""
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -15,6 +16,7 @@ import safe
 
 ENVIRONMENT = {**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                "OMPI_MCA_rmaps_base_oversubscribe": "1"}
+ROOT = os.environ.get("RA_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 
 
 def found():
@@ -77,6 +79,25 @@ class UnderALauncher(kit.Case):
             self.assertEqual(value["peak_bytes"], value["planned_bytes"])
             plan = launch(mpi, 2, "plan", "--seq", 100, "--json")
             self.assertEqual(json.loads(plan.stdout)["command"], "plan")
+
+    def test_every_command_of_the_page_on_distributed_runs_starts(self):
+        with open(os.path.join(ROOT, "docs", "distributed.md")) as f:
+            blocks = re.findall(r"```sh\n(.*?)```", f.read(), re.S)
+        lines = [line for block in blocks for line in block.splitlines()]
+        self.assertGreater(len(lines), 4)
+        for name, array in zip(("q", "k", "v"), kit.random_arrays(np.random.default_rng(0), 1, 200, 200, 4, 2, 16)):
+            self.save(name + ".npy", array)
+        for mpi in self.mpis:
+            with open(self.path("hosts"), "w") as f:
+                f.write("localhost slots=8\n" if mpi == "openmpi" else "localhost:8\n")
+            for line in lines:
+                with self.subTest(mpi=mpi, line=line):
+                    line = line.replace("--seq 65536", "--seq 512")  # there is one machine here, and no Slurm
+                    line = re.sub("^srun --mpi=pmix -n 16 ", "mpirun -n 4 ", line)
+                    words = ["mpirun." + mpi if word == "mpirun" else kit.RINGATTN if word == "ringattn" else word
+                             for word in line.split()]
+                    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, cwd=self.directory)
+                    self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_a_mistake_is_said_once_and_leaves_nothing(self):
         for mpi in self.mpis:
