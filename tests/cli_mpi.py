@@ -171,6 +171,23 @@ class UnderALauncher(kit.Case):
         self.assertEqual(one.returncode, 0, one.stderr)
         self.assertEqual(self.load("one.npy").tobytes(), self.load("out.npy").tobytes())
 
+    def test_rows_of_files_beyond_four_gibibytes_are_the_right_ones(self):
+        rows, near = 9 << 22, 300  # 9 GiB each, all holes but for the last rows: three of four ranks begin beyond 2 GiB, two beyond 4
+        arrays = [np.random.default_rng(i).standard_normal((1, near, 1, 64), np.float32) for i in range(3)]
+        for name, array in zip("qkv", arrays):
+            self.save(f"near_{name}.npy", array)
+            far = np.lib.format.open_memmap(self.path(f"far_{name}.npy"), "w+", np.float32, (1, rows, 1, 64))
+            far[0, -near:] = array[0]
+            del far
+        for mpi in self.mpis:
+            # Queries are few, and lie at the end: each meets keys of the last 150 rows only.
+            far = ["--k", self.path("far_k.npy"), "--v", self.path("far_v.npy"), "--out", self.path("far_out.npy"), "--window", "149,0"]
+            done = launch(mpi, 4, "run", "--q", self.path("near_q.npy"), *far, "--threads", 1)
+            self.assertEqual(done.returncode, 0, done.stderr)
+        near_inputs = [part for n in "qkv" for part in ("--" + n, self.path(f"near_{n}.npy"))]
+        self.ok("run", *near_inputs, "--out", self.path("near_out.npy"), "--window", "149,0", "--threads", 1)
+        np.testing.assert_allclose(self.load("far_out.npy")[0, 150:], self.load("near_out.npy")[0, 150:], rtol=0, atol=2e-6)
+
     def test_after_a_rank_is_killed_nothing_appears_under_the_outputs_name(self):
         big = np.zeros((1, 40000, 2, 64), np.float32)
         self.save("big.npy", big)

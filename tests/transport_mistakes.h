@@ -53,9 +53,9 @@ static inline ra_status make_mistake(ra_comm *comm, mistake what, double timeout
     int rank = ra_comm_rank(comm), ranks = ra_comm_size(comm);
     switch (what) {
     case ALL_RECEIVE: return wait_alone(comm->link, (rank + 1) % ranks, true, 100);
-    case ALL_SEND: return wait_alone(comm->link, (rank + 1) % ranks, false, 8 << 20);
+    case ALL_SEND: return wait_alone(comm->link, (rank + 1) % ranks, false, 1 << 20);
     case TWO_WAIT:
-        if (rank == 2) sleep_for(4 * timeout);
+        if (rank == 2) sleep_for(2 * timeout);
         return wait_alone(comm->link, rank < 2 ? 1 - rank : rank == 2 ? 0 : 2, true, 100);
     default: return plan_and_forward(comm, rank);
     }

@@ -7,7 +7,7 @@
  *     mistake WHICH        ranks that wait for each other (transport_mistakes.h)
  *     busy SECONDS         a ring in which one rank computes a single step for SECONDS
  *     ring STEPS           passes buffers around for that many steps of 20 ms
- *     big                  a message of more than 2 GiB
+ *     big                  a message of more than 4 GiB
  *     late SECONDS         rank 1 opens the communicator that much later
  *     nomem                every allocation of opening a communicator fails on one rank
  */
@@ -382,7 +382,7 @@ static void big(void) {
     timeout_seconds = 60;
     void *fault_ctx;
     ra_link *link = open_link(NULL, &fault_ctx, NULL);
-    int64_t payload = ((int64_t)5 << 29) + 12345; /* 2.5 GiB and a bit: three pieces, offsets beyond 2^31 */
+    int64_t payload = ((int64_t)9 << 29) + 12345; /* 4.5 GiB and a bit: more than MPI can count, and offsets beyond 2^32 */
     char *buf = malloc((size_t)(RA_LINK_HEADER + payload));
     CHECK(buf != NULL);
     ra_transfer transfer = {0};
