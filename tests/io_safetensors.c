@@ -96,6 +96,10 @@ static void refuses_what_the_format_forbids(void **state) {
     refuses("{\"__metadata__\":{\"x\":1}," A "}", 8, "__metadata__");
     refuses("{\"b\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}", 8, "holds no tensor 'a'");
     refuses("{}", 0, "it holds none");
+    refuses("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[-0,8]}}", 8, "-0");
+    char deep[512] = "{\"x\":";
+    memset(deep + strlen(deep), '[', 200);
+    refuses(deep, 0, "nested more than 127");
     refuses("{\"\xff\":1}", 0, "JSON");
 }
 

@@ -19,6 +19,7 @@
 /* The part of the dictionary that has not been read yet. */
 typedef struct cursor {
     const char *at, *end;
+    bool python2; /* integers may end in L */
 } cursor;
 
 static void skip_space(cursor *c) {
@@ -65,7 +66,8 @@ static ra_status take_dimension(cursor *c, int64_t *dim) {
         return ra_fail(RA_IO, "the shape in its .npy header %s",
                        negative ? "has a negative dimension" : "is not a tuple of integers such as (2, 3)");
     }
-    if (c->at < c->end && *c->at == 'L') c->at++; /* written by Python 2 */
+    if (*first == '0' && *dim > 0) return ra_fail(RA_IO, "the shape in its .npy header has a dimension with zeros in front");
+    if (c->python2 && c->at < c->end && *c->at == 'L') c->at++;
     return RA_OK;
 }
 
@@ -107,7 +109,9 @@ static ra_status take_order(cursor *c) {
 static ra_status take_dictionary(cursor *c, ra_array *array) {
     static const char *const names[3] = {"descr", "fortran_order", "shape"};
     bool seen[3] = {false, false, false};
-    if (!take(c, '{')) return ra_fail(RA_IO, "its .npy header does not begin with a dictionary");
+    /* Python would take another line's indentation for a mistake, so nothing but the dictionary may begin the header. */
+    if (c->at == c->end || *c->at != '{') return ra_fail(RA_IO, "its .npy header does not begin with a dictionary");
+    c->at++;
     while (!take(c, '}')) {
         char key[32];
         if (!take_string(c, key, sizeof key) || !take(c, ':')) return ra_fail(RA_IO, "its .npy header is not a dictionary");
@@ -146,7 +150,7 @@ ra_status ra_npy_parse(const void *data, int64_t bytes, ra_array *array) {
     if (length > bytes - start) return ra_fail(RA_IO, "it is truncated in its .npy header");
 
     const char *text = (const char *)file + start;
-    cursor c = {text, text + length};
+    cursor c = {text, text + length, major < 3};
     memset(array, 0, sizeof *array);
     RA_TRY(take_dictionary(&c, array));
     array->offset = start + length;

@@ -12,7 +12,8 @@
 #include "core/status.h"
 #include "io/array.h"
 
-#define HEADER_LIMIT 100000000 /* the reference implementation's limit */
+#define HEADER_LIMIT 100000000 /* the reference implementation's limits */
+#define DEPTH_LIMIT 127
 
 typedef struct dtype_row {
     const char *name;
@@ -159,6 +160,24 @@ static ra_status find_in_header(json_t *header, const char *name, int64_t data_s
     return status;
 }
 
+/* What the JSON library lets pass and the reference implementation does not: -0, which would be read as 0, bytes of 0 behind a number,
+ * and deep nesting. */
+static ra_status check_text(const char *text, size_t length) {
+    bool quoted = false;
+    int depth = 0;
+    for (size_t i = 0; i < length; i++) {
+        if (quoted && text[i] == '\\') i++;
+        else if (text[i] == '"') quoted = !quoted;
+        else if (quoted) continue;
+        else if (text[i] == '\0') return ra_fail(RA_IO, "its header is not valid JSON: it has a byte of 0");
+        else if (text[i] == '-' && i + 1 < length && text[i + 1] == '0') return ra_fail(RA_IO, "its header has a number -0");
+        else if (text[i] == '{' || text[i] == '[') depth++;
+        else if (text[i] == '}' || text[i] == ']') depth--;
+        if (depth > DEPTH_LIMIT) return ra_fail(RA_IO, "its header is nested more than %d deep", DEPTH_LIMIT);
+    }
+    return RA_OK;
+}
+
 ra_status ra_safetensors_find(const void *data, int64_t bytes, const char *name, ra_array *array) {
     const unsigned char *file = data;
     if (bytes < 8) return ra_fail(RA_IO, "it is too short for a .safetensors file");
@@ -170,6 +189,7 @@ ra_status ra_safetensors_find(const void *data, int64_t bytes, const char *name,
         return ra_fail(RA_IO, "it is truncated: its header claims %llu bytes", (unsigned long long)length);
     if (length == 0 || file[8] != '{') return ra_fail(RA_IO, "its header is not a JSON object");
 
+    RA_TRY(check_text((const char *)file + 8, (size_t)length));
     json_error_t error;
     json_t *header = json_loadb((const char *)file + 8, (size_t)length, JSON_REJECT_DUPLICATES, &error);
     if (!header) return ra_fail(RA_IO, "its header is not valid JSON: %s", shown(error.text));

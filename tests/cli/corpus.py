@@ -77,6 +77,9 @@ def npy_files():
                         ("tera", "(1, 1000000000000, 1, 2)"),
                         ("list", "[1, 4, 1, 2]"), ("commas", "(1,, 4, 1, 2)"), ("leading-comma", "(, 1)")):
         yield "shape-" + name, npy(entry(shape=shape)), FILE
+    yield "shape-leading-zero", npy(entry(shape="(01, 4, 1, 2)")), FILE
+    yield "shape-long-integers-of-version-3", npy(entry(shape="(1L, 4L, 1L, 2L)"), version=(3, 0)), FILE
+    yield "header-indented", npy("\n  " + entry()), FILE
     yield "body-missing", npy(entry(), b""), FILE
     yield "body-short", npy(entry(), BODY[:-1]), FILE
     yield "body-long", npy(entry(), BODY + b"\0"), FILE
@@ -117,6 +120,9 @@ def safetensors_files():
     yield "header-not-utf8", safetensors(b'{"\xff": 1}'), FILE
     yield "header-nested", safetensors(b'{"q":' + b"[" * 10000), FILE
     yield "header-nul", safetensors(b'{"q\\u0000": %s}' % text.encode()), FILE
+    yield "header-nul-byte", safetensors(json.dumps({"q": q}).replace("[1,", "[1\0,").encode()), FILE
+    yield "header-minus-zero", safetensors(json.dumps({"q": q}).replace("[0,", "[-0,").encode()), FILE
+    yield "header-deep", safetensors(b'{"x": ' + b"[" * 127 + b"]" * 127 + b', "q": ' + text.encode() + b"}"), FILE
     yield "name-twice", safetensors(('{"q": %s, "q": %s}' % (text, text)).encode()), FILE
     yield "name-missing", safetensors({"p": q}), FILE
     twice = b'{"q": {"dtype": "F32", "dtype": "F32", "shape": [1, 4, 1, 2], "data_offsets": [0, 32]}}'
