@@ -25,7 +25,7 @@ def reports():
     found = {}
     for directory, _, names in os.walk(OBJECTS):
         for name in names:
-            if name.endswith(".report"):
+            if name.endswith(".report") and "_lanes" not in directory:
                 with open(os.path.join(directory, name), encoding="utf-8") as file:
                     found[name.split(".cu")[0]] = file.read()
     return found

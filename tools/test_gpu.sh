@@ -17,12 +17,21 @@ check() {
     "$@" || failed+=("$name")
 }
 
-# Tests whose kernels meet every barrier, mask, copy and epilogue, on tensors that an instrumented kernel is done with in seconds.
-small="-k head_dimension -k lengths -k windows -k masked_nan -k dilated -k residues -k mix -k outgrow -k steps -k few_keys"
+# sanitize TOOL LIBRARY TEST...: tests on tensors that an instrumented kernel is done with in seconds
 sanitize() {
     command -v compute-sanitizer >/dev/null || { echo "skipped: compute-sanitizer was not found"; return 0; }
-    RINGATTN_GPU_SMALL=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$1" --error-exitcode 1 \
-        --kernel-regex kns=2ra "$python" -m unittest discover -s tests/gpu $small
+    local tool=$1 library=$2 tests=()
+    shift 2
+    for name in "$@"; do tests+=(-k "$name"); done
+    RINGATTN_CUDA_LIBRARY=$library RINGATTN_GPU_SMALL=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" \
+        --error-exitcode 1 --kernel-regex kns=2ra "$python" -m unittest discover -s tests/gpu "${tests[@]}"
+}
+memcheck() {
+    sanitize memcheck "$RINGATTN_CUDA_LIBRARY" head_dimension lengths windows masked_nan dilated residues mix outgrow steps few_keys general
+}
+racecheck() {
+    cmake --build "$build" --target ringattn_cuda_racecheck >/dev/null || return 1
+    sanitize racecheck "$build/racecheck/libringattn_cuda_racecheck.so" lengths windows mix general_kernel_meets
 }
 
 for part in "${@:-kernels python cli memcheck racecheck}"; do
@@ -31,7 +40,7 @@ for part in "${@:-kernels python cli memcheck racecheck}"; do
         kernels) check kernels "$python" -m unittest discover -s tests/gpu ;;
         python) check python "$python" -m pytest -q -p no:cacheprovider python/tests/test_cuda.py python/tests/test_cuda_streams.py ;;
         cli) check cli "$python" tests/gpu/cli.py ;;
-        memcheck | racecheck) check "$name" sanitize "$name" ;;
+        memcheck | racecheck) check "$name" "$name" ;;
         *) echo "test_gpu.sh: no part '$name'" >&2 && exit 2 ;;
         esac
     done

@@ -114,7 +114,7 @@ class Forward(unittest.TestCase):
                 self.case(1, 100, 150, 2, 1, d, Desc(causal=True), dtype)
 
     def test_lengths_around_the_tiles_meet_the_bound(self):
-        for n in (1, 2, 63, 64, 65, 127, 128, 129, 175, 176, 177, 191, 192, 193, 353):
+        for n in (1, 65, 128, 193, 353) if SMALL else (1, 2, 63, 64, 65, 127, 128, 129, 175, 176, 177, 191, 192, 193, 353):
             for d in (64, 128):
                 self.case(1, n, n, 1, 1, d, Desc(causal=True))
                 self.case(1, 1, n, 2, 1, d, Desc())
@@ -266,8 +266,8 @@ class Forward(unittest.TestCase):
 
     def test_the_general_kernel_meets_the_bound_wherever_the_fast_one_runs(self):
         with kernel("sm80"):
-            for d in (64, 96, 128, 192, 256):
-                for dtype in (BF16, F16):
+            for d in (64, 256) if SMALL else (64, 96, 128, 192, 256):
+                for dtype in (BF16,) if SMALL else (BF16, F16):
                     self.case(2, 300, 420, 4, 2, d, Desc(causal=True), dtype, path="sm80")
                     self.case(1, 503, 503, 4, 2, d, Desc(branches=[(100, 3), (128, 2)], causal=True), dtype, poison=True, path="sm80")
                     self.case(1, 300, 420, 2, 1, d, Desc(window=(70, 5)), dtype, state=True, path="sm80")

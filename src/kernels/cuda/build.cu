@@ -52,11 +52,14 @@ JobItem job_item(const ra_problem *p, const ra_item *item, int64_t batch, int bl
     return j;
 }
 
-/* Keys that stay in L2 while a section's instances share them. */
+/* A section's keys stay in L2 while its instances share them. Where there are many sections, it is better for each to be small: heavy
+ * blocks, which compute, and light ones, which rather read and write, then run side by side. */
 static uint32_t section_of(const Job &job, const JobItem &item, uint32_t instances) {
     if (!job.last_first) return 1;
     const int64_t bytes = (int64_t)item.k.count * job.head_dim * 4, group = item.extent[INDEX_GROUP];
-    return (uint32_t)ra_min(instances, group * ra_max(1, (24 << 20) / ra_max(bytes, 1)));
+    int64_t section = group * ra_max(1, (24 << 20) / ra_max(bytes, 1));
+    if ((int64_t)instances * item.blocks > 4096) section = ra_min(section, ra_max(group, 64 / item.blocks));
+    return (uint32_t)ra_min(instances, section);
 }
 
 bool append_item(Job *job, JobItem item) {

@@ -8,9 +8,8 @@
  *     O += P(j-1) v(j-1)   wgmma with P in registers, issued behind it
  *     softmax of S(j)      while the second product, and the other warpgroups' products, run
  *
- * and the first key tile of the next block of rows takes the place of S(j) behind the last one's, so that short blocks keep the tensor
- * cores busy too. Key tiles run from last to first, so the masked ones of a causal block come first; tiles that only other warpgroups
- * need are passed over. Weights are exp2(s*scale*log2 e - base): one fused multiply-add before the exponential. Finding the largest score of
+ * Key tiles run from last to first, so the masked ones of a causal block come first; tiles that only other warpgroups need are
+ * passed over. Weights are exp2(s*scale*log2 e - base): one fused multiply-add before the exponential. Finding the largest score of
  * each row would cost as much as the exponentials, and is hardly ever needed: see Softmax.
  *
  *     shared memory: | q: QUERIES x WGS x panels x 64 rows | k: STAGES x panels x N rows | v: the same | barriers, two works |
@@ -55,7 +54,6 @@ struct Share {
     int above, below;       /* and what is left is computed here: keys from */
     int key;                /* on, which ranges count from, too */
     int2 range[16];         /* keys [x, y) of each of the warp's rows */
-    bool masked;            /* does one of them leave out keys of the block? Known in its end */
 };
 
 template <class S> struct Barriers {
@@ -65,7 +63,6 @@ template <class S> struct Barriers {
     Work work[2];
     int32_t place[2][3][3]; /* of each work, coordinates 2 .. 4 of q, k, v */
     Share share[4 * S::WGS];
-    float4 sums[S::QUERIES == 2 ? 128 * S::WGS : 1]; /* base and l of each thread, while the next tile begins */
 };
 
 template <class S> constexpr int shared_bytes() { return S::SHARED + (int)sizeof(Barriers<S>); }
@@ -76,6 +73,13 @@ __device__ __forceinline__ bool elected() {
     asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(yes));
     return yes != 0;
 }
+
+/* How many lanes of a warp arrive at a barrier for it. compute-sanitizer's racecheck does not see that the others were waited for. */
+#ifdef RA_RACECHECK
+constexpr int LANES = 32;
+#else
+constexpr int LANES = 1;
+#endif
 
 /* Tells the compiler that a value is the same in all lanes. */
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
@@ -229,9 +233,11 @@ template <int N> struct Softmax {
     }
 };
 
-/* The scores of a warp's 16 rows once more, by the warp alone, as wgmma would leave them. q and k as TMA wrote them. A function of
- * its own, so that it takes no registers from the loop that hardly ever calls it. */
-template <typename T, int D, int N> __device__ __noinline__ void rescore(float *to, const unsigned char *q, const unsigned char *k) {
+/* The scores of a warp's 16 rows once more, by the warp alone, as wgmma would leave them, and masked: the tile's first key is number
+ * `first`, as range counts. q and k as TMA wrote them. A function of its own, so that it takes no registers from the loop that hardly
+ * ever calls it. */
+template <typename T, int D, int N>
+__device__ __noinline__ void rescore(float *to, const unsigned char *q, const unsigned char *k, const int2 *range, int first) {
     const int lane = threadIdx.x & 31, row = (int)(threadIdx.x / 32 & 3) * 16 + (lane & 15), key = (lane & 7) + (lane / 16) * 8;
 #pragma unroll 1
     for (int j = 0; j < N / 16; j++) {
@@ -245,7 +251,11 @@ template <typename T, int D, int N> __device__ __noinline__ void rescore(float *
             mma_16816<T>(&s[4], a, b[2], b[3]);
         }
 #pragma unroll
-        for (int i = 0; i < 8; i++) to[j * 8 + i] = s[i];
+        for (int i = 0; i < 8; i++) {
+            const int column = first + j * 16 + i / 4 * 8 + lane % 4 * 2 + i % 2;
+            const int2 keys = range[lane / 4 + i / 2 % 2 * 8];
+            to[j * 8 + i] = column >= keys.x && column < keys.y ? s[i] : -INFINITY;
+        }
     }
 }
 
@@ -276,7 +286,7 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
     auto warp_row = [&] { return (int)(threadIdx.x / 32 - 4) * 16; }; /* the warp's first row in the block, and the thread's */
     auto thread_row = [&] { return warp_row() + lane / 4; };
     auto release = [&](uint64_t *bar) {
-        if (elected()) mbarrier_arrive(bar);
+        if (LANES == 32 || elected()) mbarrier_arrive(bar);
     };
     /* Waits for tile number `works` and finds this warp's share in it. Returns how many keys to compute, a multiple of N; -1: no more
      * tiles. */
@@ -346,8 +356,6 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             Wgmma<T, D>::rs(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], stage + (i * 2048 >> 4));
         wgmma_commit();
     };
-    auto queries_desc = [&] { return uniform(q_desc + slot_of<QUERIES>(share.q_turn) * (S::WGS * S::Q_BYTES >> 4)); };
-
     /* A tile without work for this warpgroup: what it asks of it is soon done. */
     auto dismiss = [&](uint32_t works) {
         const Work &work = bars.work[slot_of<2>(works)];
@@ -364,16 +372,6 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
         if (left > share.range[0].y) mask_above<N>(s, share.range[row].y - c, share.range[row + 8].y - c);
         if (left - N < share.range[15].x) mask_below<N>(s, share.range[row].x - c, share.range[row + 8].x - c);
     };
-    /* The first scores of a tile, in s, become weights. */
-    auto begin = [&](Softmax<N> *softmax, int left) {
-        float unused[2];
-        release(&bars.k_empty[slot_of<STAGES>(turn)]);
-        mask(left);
-        *softmax = Softmax<N>();
-        softmax->raise(s, scale_log2, unused);
-        softmax->weigh_anyway(s, scale_log2);
-    };
-
     auto convert = [&](uint32_t works, int left) {
 #pragma unroll
         for (int i = 0; i < N / 4; i++) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
@@ -386,8 +384,6 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
     if (elected()) share.works = share.q_turn = 0;
     __syncwarp();
     int left = open(0);
-    bool begun = false; /* the first key tile's weights are in p */
-    Softmax<N> softmax;
 #pragma unroll 1
     for (;;) {
         if (left < 0) return;
@@ -396,18 +392,15 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             left = open(share.works);
             continue;
         }
-        if (!begun) {
 #pragma unroll
-            for (int i = 0; i < N / 2; i++) s[i] = 0.f;
-            pass_over(share.above);
-            await_queries();
-            scores(turn, queries_desc());
-            wgmma_wait<0>();
-            wgmma_settle(s);
-            begin(&softmax, left);
-            convert(share.works, left);
-        }
-        const uint32_t queries = queries_desc();
+        for (int i = 0; i < N / 2; i++) s[i] = 0.f; /* tells the compiler that nothing of it was worth keeping */
+        pass_over(share.above);
+        await_queries();
+        const uint32_t queries = uniform(q_desc + slot_of<QUERIES>(share.q_turn) * (S::WGS * S::Q_BYTES >> 4));
+        scores(turn, queries);
+        Softmax<N> softmax;
+#pragma unroll
+        for (int i = 0; i < D / 2; i++) o[i] = 0.f;
         auto raise = [&] {
             float shrink[2];
             if (softmax.raise(s, scale_log2, shrink)) {
@@ -415,15 +408,19 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
                 for (int i = 0; i < D / 2; i++) o[i] *= shrink[i / 2 & 1];
             }
         };
-#pragma unroll
-        for (int i = 0; i < D / 2; i++) o[i] = 0.f;
-#pragma unroll
-        for (int i = 0; i < N / 2; i++) s[i] = 0.f; /* tells the compiler that nothing of it was worth keeping */
+
+        wgmma_wait<0>();
+        wgmma_settle(s);
+        release(&bars.k_empty[slot_of<STAGES>(turn)]);
+        mask(left);
+        raise();
+        softmax.weigh_anyway(s, scale_log2);
+        convert(share.works, left);
 
         left = uniform(left); /* so that the loop's descriptors need no vector registers */
         turn = uniform(turn);
 #pragma unroll 1
-        for (; left > N;) {
+        while (left > N) {
             turn++;
             scores(turn, afresh(queries));
             weigh(turn - 1);
@@ -443,10 +440,9 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
                 wgmma_settle(o);
                 float fresh[N / 2];
                 rescore<T, D, N>(fresh, q + (slot_of<QUERIES>(share.q_turn) * S::WGS + wg) * S::Q_BYTES,
-                                 k + slot_of<STAGES>(turn) * S::KV_BYTES);
+                                 k + slot_of<STAGES>(turn) * S::KV_BYTES, share.range, left - N);
 #pragma unroll
                 for (int i = 0; i < N / 2; i++) s[i] = fresh[i];
-                mask(left);
                 raise();
                 softmax.weigh_anyway(s, scale_log2);
             }
@@ -460,43 +456,19 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
         }
         release_queries();
 
-        /* What the end of this tile needs is put aside while the next one begins. */
-        float4 sums = make_float4(softmax.base[0], softmax.base[1], softmax.l[0], softmax.l[1]);
-        if (QUERIES == 2) bars.sums[threadIdx.x - 128] = sums;
-        int skip = share.below;
-        const int end = (share.tiles - skip) * N; /* counted like the ranges, as is -skip * N, the start */
-        const bool masked = -skip * N < share.range[15].x || end > share.range[0].y;
+        weigh(turn);
+        const int below = share.below, end = (share.tiles - below) * N; /* the block's keys are [-below * N, end), as ranges count them */
+        const bool masked = -below * N < share.range[15].x || end > share.range[0].y;
         __syncwarp();
-        if (elected()) share.masked = masked;
         left = open(share.works + 1);
-
-        /* The last product; with the next tile's first beside it, unless that might wait for the v that the last one still reads. */
-        const uint32_t last = turn++;
-        begun = QUERIES == 2 && left > 0 && skip + share.above < STAGES;
-        if (begun) {
-            pass_over(skip + share.above);
-            skip = 0;
-            await_queries();
-            scores(turn, queries_desc());
-            weigh(last);
-            wgmma_wait<1>();
-            wgmma_settle(s);
-            begin(&softmax, left);
-        } else {
-            weigh(last);
-        }
         wgmma_wait<0>();
         wgmma_settle(o);
-        release(&bars.v_empty[slot_of<STAGES>(last)]);
-        if (begun) convert(share.works + 1, left);
-        pass_over(skip);
+        release(&bars.v_empty[slot_of<STAGES>(turn++)]);
+        pass_over(below);
 
         const Work &work = bars.work[slot_of<2>(share.works)];
-        if (QUERIES == 2) sums = bars.sums[threadIdx.x - 128];
-        const float base[2] = {sums.x, sums.y};
-        float l[2] = {sums.z, sums.w};
         float doubt[4] = {0.f, 0.f, 0.f, 0.f}; /* NaN iff a sum is not finite */
-        if (share.masked) {
+        if (masked) {
 #pragma unroll
             for (int i = 0; i < D / 2; i++) doubt[i & 3] = fmaf(o[i], 0.f, doubt[i & 3]);
         }
@@ -506,12 +478,12 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
         } else {
 #pragma unroll
             for (int r = 0; r < 2; r++) {
-                l[r] += __shfl_xor_sync(~0u, l[r], 1);
-                l[r] += __shfl_xor_sync(~0u, l[r], 2);
+                softmax.l[r] += __shfl_xor_sync(~0u, softmax.l[r], 1);
+                softmax.l[r] += __shfl_xor_sync(~0u, softmax.l[r], 2);
             }
             if constexpr (S::DROPS) scale_kept(job, o);
-            if (job.single) write_rows<T, D, true>(job, work, o, base, l, work.row + thread_row());
-            else fold_rows<D, true>(job, work, o, base, l, work.row + thread_row());
+            if (job.single) write_rows<T, D, true>(job, work, o, softmax.base, softmax.l, work.row + thread_row());
+            else fold_rows<D, true>(job, work, o, softmax.base, softmax.l, work.row + thread_row());
         }
         close(share.works);
     }
@@ -527,17 +499,17 @@ __global__ void __launch_bounds__(S::THREADS, 1) forward_sm90(const __grid_const
         if (shared_address(q) % 1024) __trap();
         for (int i = 0; i < S::QUERIES * S::WGS; i++) {
             mbarrier_init(&bars.q_full[0][i], 1);
-            mbarrier_init(&bars.q_empty[0][i], 4); /* a warp each */
+            mbarrier_init(&bars.q_empty[0][i], 4 * LANES);
         }
         for (int i = 0; i < S::STAGES; i++) {
             mbarrier_init(&bars.k_full[i], 1);
-            mbarrier_init(&bars.k_empty[i], 4 * S::WGS);
+            mbarrier_init(&bars.k_empty[i], 4 * S::WGS * LANES);
             mbarrier_init(&bars.v_full[i], 1);
-            mbarrier_init(&bars.v_empty[i], 4 * S::WGS);
+            mbarrier_init(&bars.v_empty[i], 4 * S::WGS * LANES);
         }
         for (int i = 0; i < 2; i++) {
             mbarrier_init(&bars.work_full[i], 1);
-            mbarrier_init(&bars.work_empty[i], 4 * S::WGS + 1); /* and the loading thread */
+            mbarrier_init(&bars.work_empty[i], 4 * S::WGS * LANES + 1); /* and the loading thread */
         }
         fence_barrier_init();
     }

@@ -280,13 +280,15 @@ __device__ __forceinline__ bool row_is_met(const Job &job, uint32_t items, int r
     return false;
 }
 
-/* out = 0 and lse = -inf in the rows that no item meets. Warp `warp` of `warps` takes its share, 32 rows of all heads at a time. Rows of
- * vectors. */
+/* out = 0 and lse = -inf in the rows that no item meets. Warp `warp` of `warps` takes its share, 32 rows of all heads at a time, in step
+ * with the tiles: all at once, it would keep their loads waiting. Rows of vectors. */
 template <typename T> __device__ __forceinline__ void fill_holes(const Job &job, uint32_t warp, uint32_t warps) {
     const int lane = threadIdx.x & 31;
     const uint32_t chunks = (uint32_t)(job.rows_q + 31) / 32;
 #pragma unroll 1
     for (uint32_t unit = warp; unit < chunks * (uint32_t)job.batch; unit += warps) {
+        const float due = (float)unit / (float)(chunks * (uint32_t)job.batch) * 0.75f * (float)(job.tiles - gridDim.x);
+        while (job.counter && (float)*static_cast<volatile const uint32_t *>(job.counter) < due) __nanosleep(1000);
         const int b = (int)(unit / chunks) + job.batch_first, first = (int)(unit % chunks) * 32;
 #pragma unroll 1
         for (int head = 0; head < job.heads; head++) {
