@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """ringattn's CUDA forward beside PyTorch's on one GPU: same process, same tensors, taking turns, CUDA events, medians.
 
-    bench/gpu_peers.py --library build/libringattn_cuda.so [--cases dense,views,dilated,million,flex] [--out results/NAME]
-    bench/gpu_peers.py --plot results/NAME.json
+    bench/gpu_peers.py --library build/libringattn_cuda.so [--cases dense,views,...] [--out results/NAME]   (table, JSON)
+    bench/gpu_peers.py --plot results/NAME.json                                                              (PNG beside it)
 
 Peers get what suits them: contiguous [B, H, N, D] for dense attention; for dilated attention strided views of [B, N, H, D] into SDPA
-and a copy of the result to its rows ("the careful way"), no_grad. Rates count attended pairs only, 4 D flops each."""
+and a copy of the result to its rows ("the careful way"), no_grad. FlexAttention is compiled, with the pattern as its block mask. Rates
+count attended pairs only, 4 D flops each. A GPU at its power limit slows down, so only rates of one row compare."""
 
 import argparse
 import json
@@ -78,10 +79,12 @@ class Bench:
         return max(3, min(30, int(self.seconds * 5e14 / flops / 3)))
 
     def add(self, group, case, flops, ways):
+        """flops: one number for all ways, or one for each."""
         ways = {name: way for name, way in ways.items() if way}
-        times = turns(ways, self.repeats(flops))
-        row = {"group": group, "case": case, "flops": flops, "path": self.backend.path, "ms": times,
-               "tflops": {name: flops / t / 1e9 for name, t in times.items()}}
+        work = flops if isinstance(flops, dict) else {name: flops for name in ways}
+        times = turns(ways, self.repeats(max(work.values())))
+        row = {"group": group, "case": case, "flops": work["ringattn"], "path": self.backend.path, "ms": times,
+               "tflops": {name: work[name] / t / 1e9 for name, t in times.items()}}
         self.rows.append(row)
         print(f"{group:8s} {case:44s} " + "  ".join(f"{name} {rate:6.1f}" for name, rate in row["tflops"].items()), flush=True)
 
@@ -139,6 +142,12 @@ class Bench:
 
         return all_branches
 
+    @staticmethod
+    def pattern_flops(n, d, causal):
+        """Of the dilated pattern with 12 heads."""
+        rows = [(n // w, w // r) for w, r in BRANCHES]
+        return sum(4 * d * 4 * segments * (m * (m + 1) // 2 if causal else m * m) for segments, m in rows)
+
     def dilated(self):
         from backend import Desc
 
@@ -146,70 +155,131 @@ class Bench:
             for n in (32768, 131072, 524288):
                 for causal in (False, True):
                     q, k, v = self.tensors(n, 12, d)
-                    flops = 0
-                    for w, r in BRANCHES:
-                        rows = w // r
-                        flops += 4 * d * 4 * (n // w) * (rows * (rows + 1) // 2 if causal else rows * rows)
                     mine = self.ours(q, k, v, Desc(branches=BRANCHES, causal=causal))
                     theirs = self.careful("cuDNN", q, k, v, causal)
                     mine()
                     if theirs:
                         error = (mine.out.float() - theirs().float()).abs().max().item()
                         assert error < 0.05, f"results differ by {error}"
-                    self.add("dilated", f"D={d} h=12 n={n}{' causal' if causal else ''}", flops,
+                    self.add("dilated", f"D={d} h=12 n={n}{' causal' if causal else ''}", self.pattern_flops(n, d, causal),
                              {"ringattn": mine, "cuDNN": theirs, "FA2": self.careful("FA2", q, k, v, causal)})
 
-    def million(self):
-        """A million tokens, against as much work at 32768."""
+    def own(self):
+        """Dilated attention beside this library's own dense attention."""
         from backend import Desc
 
-        def run(n, repeat):
+        for d in (128, 64):
+            for n, dense in ((524288, 32768), (131072, 16384)):
+                q, k, v = self.tensors(n, 12, d)
+                self.add("own", f"D={d} h=12 n={n} dilated, dense n={dense}",
+                         {"ringattn": self.pattern_flops(n, d, False), "own dense": 4 * d * 12 * dense * dense},
+                         {"ringattn": self.ours(q, k, v, Desc(branches=BRANCHES)), "own dense": self.ours(*self.tensors(dense, 12, d), Desc())})
+
+    def grouped(self):
+        """Four KV heads for 32 query heads, against as many of both."""
+        from backend import Desc
+
+        n, h, d = 16384, 32, 128
+        for rows in (n, 1024):
+            for causal in (False, True):
+                q, k, v = self.tensors(n, h, d)
+                few = self.tensors(n, 4, d, 2)
+                desc = Desc(branches=((rows, 1),), causal=causal)
+                flops = 4 * d * h * (n // rows) * (rows * (rows + 1) // 2 if causal else rows * rows)
+                self.add("grouped", f"D={d} h={h}:4 n={n} rows={rows}{' causal' if causal else ''}", flops,
+                         {"ringattn": self.ours(q, *few, desc), "own h=32:32": self.ours(q, k, v, desc)})
+
+    def million(self):
+        """A million tokens, against a loop at 32768 that takes as long."""
+        from backend import Desc
+
+        def run(n, repeat, warm_up):
             q, k, v = self.tensors(n, 16, 128)
             mine = self.ours(q, k, v, Desc(causal=True))
-            return turns({"loop": lambda: [mine() for _ in range(repeat)]}, 1, 1)["loop"], 4 * 128 * 16 * (n * (n + 1) // 2)
+            return turns({"loop": lambda: [mine() for _ in range(repeat)]}, 1, warm_up)["loop"], 4 * 128 * 16 * (n * (n + 1) // 2)
 
-        short, flops_short = run(32768, 1024)
-        long, flops_long = run(1 << 20, 1)
-        rates = {"ringattn": flops_long / long / 1e9, "ringattn at 32768": 1024 * flops_short / short / 1e9}
+        long, flops_long = run(1 << 20, 1, 1)
+        short, flops_short = run(32768, 1024, 0)
+        rates = {"ringattn": flops_long / long / 1e9, "own loop at 32768": 1024 * flops_short / short / 1e9}
         self.rows.append({"group": "million", "case": "D=128 h=16 n=1048576 causal", "flops": flops_long, "path": self.backend.path,
-                          "ms": {"ringattn": long, "ringattn at 32768": short}, "tflops": rates})
+                          "ms": {"ringattn": long, "own loop at 32768": short}, "tflops": rates})
         print("million  " + "  ".join(f"{name} {rate:6.1f}" for name, rate in rates.items()), flush=True)
 
     def flex(self):
-        """FlexAttention with the dilated pattern as a mask."""
+        """FlexAttention, compiled, with each pattern as a block mask."""
         from backend import Desc
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-        n, h, d = 32768, 12, 128
-        q, k, v = self.tensors(n, h, d)
-        theirs = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
-        w = self.torch.tensor([w for w, _ in BRANCHES], device="cuda")
-        r = self.torch.tensor([r for _, r in BRANCHES], device="cuda")
-        o = self.torch.tensor([i % r for i, (_, r) in enumerate(BRANCHES)], device="cuda")
+        compiled = self.torch.compile(flex_attention)
+        w, r, o = (self.torch.tensor(x, device="cuda") for x in zip(*((w, r, i % r) for i, (w, r) in enumerate(BRANCHES))))
 
-        def pairs(b, head, x, y):
-            i = head // (h // 3)
+        def lattice(b, head, x, y):
+            i = head // 4
             return (x // w[i] == y // w[i]) & (x % w[i] % r[i] == o[i]) & (y % w[i] % r[i] == o[i])
 
-        mask = create_block_mask(pairs, None, h, n, n, device="cuda", _compile=True)
-        flex = self.torch.compile(flex_attention)
-        with self.torch.no_grad():
-            flex(*theirs, block_mask=mask)
+        def before(b, head, x, y):
+            return x >= y
 
-            def run():
-                flex(*theirs, block_mask=mask)
-        flops = sum(4 * d * 4 * (n // w) * (w // r) ** 2 for w, r in BRANCHES)
-        self.add("flex", f"D={d} h={h} n={n} dilated", flops, {"ringattn": self.ours(q, k, v, Desc(branches=BRANCHES)), "Flex": run})
+        n, d, h = 32768, 128, 12
+        q, k, v = self.tensors(n, h, d)
+        theirs = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
+        for name, desc, pairs, flops in (
+            ("dense", Desc(), None, 4 * d * h * n * n),
+            ("dense causal", Desc(causal=True), before, 4 * d * h * (n * (n + 1) // 2)),
+            ("dilated", Desc(branches=BRANCHES), lattice, self.pattern_flops(n, d, False)),
+        ):
+            mask = create_block_mask(pairs, None, h, n, n, device="cuda", _compile=True) if pairs else None
+
+            def run(mask=mask):
+                with self.torch.no_grad():
+                    return compiled(*theirs, block_mask=mask)
+
+            mine = self.ours(q, k, v, desc)
+            mine()
+            error = (mine.out.float() - self.torch.nan_to_num(run().transpose(1, 2).float())).abs().max().item()
+            assert error < 0.05, f"results differ by {error}"
+            self.add("flex", f"{name} D={d} h={h} n={n}", flops, {"ringattn": mine, "Flex": run})
+
+
+PEERS = ("cuDNN", "FA2", "Flex", "own dense", "own h=32:32", "own loop at 32768")
+
+
+def ratio(row):
+    """To the fastest of the others."""
+    others = [rate for name, rate in row["tflops"].items() if name != "ringattn"]
+    return row["tflops"]["ringattn"] / max(others) if others else None
 
 
 def table(rows):
-    names = [name for name in ("ringattn", "ringattn at 32768", "cuDNN", "FA2", "Flex") if any(name in r["tflops"] for r in rows)]
-    lines = ["| case | kernel | " + " | ".join(names) + " | against the best peer |", "| --- " * (len(names) + 3) + "|"]
+    names = ["ringattn"] + [name for name in PEERS if any(name in r["tflops"] for r in rows)]
+    lines = ["| case | kernel | " + " | ".join(names) + " | against the best |", "| --- " * (len(names) + 3) + "|"]
     for r in rows:
-        peers = [rate for name, rate in r["tflops"].items() if name != "ringattn"]
-        ratio = f"{r['tflops']['ringattn'] / max(peers):.2f}x" if peers else "-"
         cells = [f"{r['tflops'][name]:.0f}" if name in r["tflops"] else "-" for name in names]
-        lines.append(f"| {r['group']} {r['case']} | {r['path']} | " + " | ".join(cells) + f" | {ratio} |")
+        times = f"{ratio(r):.2f}x" if ratio(r) else "-"
+        lines.append(f"| {r['group']} {r['case']} | {r['path']} | " + " | ".join(cells) + f" | {times} |")
+    return "\n".join(lines)
+
+
+# What this library is to reach: group, words that a case has, words that it lacks, least ratio, and to whom.
+GOALS = (
+    ("dense full D=128, n >= 8192, against cuDNN", "dense", ("D=128",), ("causal", "n=2048"), 0.90),
+    ("dense causal D=128, n >= 8192, against cuDNN", "dense", ("D=128", "causal"), ("n=2048",), 0.90),
+    ("dense D=64, n >= 8192, against cuDNN", "dense", ("D=64",), ("n=2048",), 0.92),
+    ("strided views, rows >= 1024, against cuDNN", "views", (), ("rows=512",), 0.92),
+    ("strided views, 512 rows, against cuDNN", "views", ("rows=512",), (), 0.95),
+    ("dilated full, against the best way in PyTorch", "dilated", (), ("causal",), 1.05),
+    ("dilated causal, against the best way in PyTorch", "dilated", ("causal",), (), 1.25),
+    ("dilated against own dense, per useful flop", "own", (), (), 0.90),
+    ("causal 1,048,576 tokens against a loop at 32768", "million", (), (), 0.95),
+)
+
+
+def goals(rows):
+    lines = ["| goal | at least | reached, least of its rows |", "| --- | --- | --- |"]
+    for text, group, has, lacks, least in GOALS:
+        part = [r for r in rows if r["group"] == group and all(x in r["case"] for x in has) and not any(x in r["case"] for x in lacks)]
+        if part:
+            lines.append(f"| {text} | {least:.2f}x | {min(map(ratio, part)):.2f}x |")
     return "\n".join(lines)
 
 
@@ -220,36 +290,47 @@ def plot(data, path):
     import matplotlib.pyplot as plt
 
     rows = [r for r in data["rows"] if r["group"] in ("dense", "dilated")]
-    figure, axes = plt.subplots(2, 4, figsize=(16, 7), sharey=True)
+    figure, axes = plt.subplots(2, 4, figsize=(13, 6), sharey=True)
     panels = [(g, d, c) for g in ("dense", "dilated") for d in (128, 64) for c in (False, True)]
     for axis, (group, d, causal) in zip(axes.flat, panels):
         part = [r for r in rows if r["group"] == group and f"D={d} " in r["case"] and ("causal" in r["case"]) == causal]
         for name in ("ringattn", "cuDNN", "FA2"):
             points = [(int(r["case"].split("n=")[1].split()[0]), r["tflops"][name]) for r in part if name in r["tflops"]]
-            axis.plot(*zip(*points), marker="o", label=name)
+            if points:
+                axis.plot(*zip(*points), marker="o", label=name)
         axis.set_xscale("log", base=2)
-        axis.set_title(f"{group} D={d}{' causal' if causal else ''}")
+        axis.set_ylim(bottom=0)
+        axis.set_title(f"{group}{' causal' if causal else ''}, D = {d}")
         axis.set_xlabel("tokens")
         axis.grid(alpha=0.3)
-    axes[0, 0].set_ylabel("TFLOP/s")
-    axes[1, 0].set_ylabel("TFLOP/s")
+    for axis in axes[:, 0]:
+        axis.set_ylabel("TFLOP/s of attended pairs")
     axes[0, 0].legend()
     figure.suptitle(f"forward, bf16, {data['machine']['gpu']}")
     figure.tight_layout()
-    figure.savefig(path)
+    figure.savefig(path, dpi=110)
+
+
+def triton_version():
+    try:
+        import triton
+
+        return triton.__version__
+    except ImportError:
+        return "none"
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library")
-    parser.add_argument("--cases", default="dense,views,dilated,million")
+    parser.add_argument("--cases", default="dense,views,dilated,own,grouped,flex,million")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each row and way, about")
     parser.add_argument("--out", help="writes NAME.json and NAME.md")
-    parser.add_argument("--plot", help="draws a JSON file that --out wrote, as SVG beside it")
+    parser.add_argument("--plot", help="draws a JSON file that --out wrote, as PNG beside it")
     args = parser.parse_args()
     if args.plot:
         with open(args.plot, encoding="utf-8") as file:
-            plot(json.load(file), os.path.splitext(args.plot)[0] + ".svg")
+            plot(json.load(file), os.path.splitext(args.plot)[0] + ".png")
         return
     if not args.library:
         parser.error("--library is needed")
@@ -258,16 +339,17 @@ def main():
     bench = Bench(args.library, args.seconds)
     driver = os.popen("nvidia-smi --query-gpu=driver_version --format=csv,noheader").read().strip()
     machine = {"gpu": torch.cuda.get_device_name(), "driver": driver, "torch": torch.__version__, "cuda": torch.version.cuda,
-               "cudnn": torch.backends.cudnn.version(), "python": platform.python_version()}
+               "cudnn": torch.backends.cudnn.version(), "triton": triton_version(), "python": platform.python_version()}
     text = ", ".join(f"{name} {value}" for name, value in machine.items())
     for case in args.cases.split(","):
         getattr(bench, case)()
+        torch.cuda.empty_cache()
         if args.out:
             with open(args.out + ".json", "w", encoding="utf-8") as file:
                 json.dump({"machine": machine, "rows": bench.rows}, file, indent=1)
             with open(args.out + ".md", "w", encoding="utf-8") as file:
-                file.write(f"{text}\n\n{table(bench.rows)}\n")
-    print(f"\n{text}\n\n{table(bench.rows)}")
+                file.write(f"{text}\n\n{goals(bench.rows)}\n\nTFLOP/s of attended pairs:\n\n{table(bench.rows)}\n")
+    print(f"\n{text}\n\n{goals(bench.rows)}\n\n{table(bench.rows)}")
 
 
 if __name__ == "__main__":
