@@ -31,6 +31,7 @@ test-long: build-tests ## the same with more cases and longer runs
 
 cuda: build ## compile the CUDA kernels too (default where there is a GPU)
 	@ninja -C $(BUILD) ringattn_cuda || { echo "make cuda needs nvcc (CUDA 12.3 or later)"; exit 1; }
+	@RA_BUILD=$(abspath $(BUILD)) $(or $(PYTHON),python3) tests/cuda_kernels.py
 
 test-gpu: cuda ## the tests that need a CUDA device (and PyTorch), and a small set of them under compute-sanitizer
 	@PYTHON=$(or $(PYTHON),python3) tools/test_gpu.sh $(abspath $(BUILD))

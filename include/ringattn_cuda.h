@@ -4,6 +4,10 @@
  * cudaStream_t to ra_forward. The CUDA part is a shared object of its own, loaded by the first call that needs it; without it, or
  * without a usable GPU, calls return RA_NOT_AVAILABLE and ra_last_error() says why. Every call concerns the calling thread's
  * current device.
+ *
+ * ra_forward enqueues its work on the stream and returns; it neither waits nor, after the plan was made, allocates (a further stream,
+ * or a capture, takes a workspace of its own once). Calls on several streams may overlap. At one rank a call can be captured into a
+ * graph, which then keeps the call's workspace for as long as the process lives.
  */
 #ifndef RINGATTN_CUDA_H
 #define RINGATTN_CUDA_H
