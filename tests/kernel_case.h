@@ -97,6 +97,8 @@ static inline const double *guarded_row(const guarded *g, int64_t b, int64_t row
     return g->values + guarded_at(g, b, row, head, 0);
 }
 
+static uint64_t tensor_offsets; /* bytes beyond a page at which tensors have begun, or before one at which they have ended */
+
 /* A tensor of NaN with random strides. dim 0: like lse, without elements. */
 static inline guarded guarded_new(rng *r, ra_dtype dtype, int64_t batches, int64_t rows, int64_t heads, int64_t dim) {
     guarded g = {.dtype = dtype, .batches = batches, .rows = rows, .heads = heads, .dim = dim ? dim : 1};
@@ -119,6 +121,7 @@ static inline guarded guarded_new(rng *r, ra_dtype dtype, int64_t batches, int64
     assert_int_equal(mprotect(g.map, page, PROT_NONE), 0);
     assert_int_equal(mprotect(g.map + page + body, page, PROT_NONE), 0);
     const size_t offset = (size_t)rng_int(r, 0, 63) / size * size;
+    tensor_offsets |= 1ull << offset;
     g.tensor.data = rng_one_in(r, 2) ? g.map + page + offset : g.map + page + body - bytes - (rng_one_in(r, 2) ? 0 : offset);
     for (int64_t i = 0; i < g.elements; i++) set_element(g.tensor.data, dtype, i, NAN);
     g.used = calloc((size_t)g.elements + 1, 1);
@@ -173,6 +176,11 @@ typedef struct case_options {
     double amplitude;           /* of q */
     bool dropout;
     bool forbid_limits; /* no window, no key range */
+    bool few;           /* query rows against many keys */
+    double scale;       /* times the usual one; 0 means 1 */
+    bool zero_scale;
+    bool two_types; /* f32 and bf16 alone */
+    int64_t rows, keys, dim; /* of one item of one turn; 0: random */
 } case_options;
 
 static inline int64_t case_group(const kernel_case *c) { return c->problem.heads / c->problem.kv_heads; }
@@ -231,7 +239,7 @@ static inline double pair_score(const kernel_case *c, const pair *p, double *abs
     double s = 0, a = 0;
     for (int64_t d = 0; d < c->problem.head_dim; d++) s += q[d] * k[d];
     for (int64_t d = 0; absolute && d < c->problem.head_dim; d++) a += fabs(q[d] * k[d]);
-    if (absolute) *absolute = a * c->problem.scale;
+    if (absolute) *absolute = a * fabs(c->problem.scale);
     return s * c->problem.scale;
 }
 
@@ -309,9 +317,9 @@ static inline void visit_gradient(kernel_case *c, const pair *p, void *arg) {
     const double ds = weight * (p->factor * dp - delta[i]), a = weight * (p->factor * dp_abs + delta_abs);
     for (int64_t d = 0; d < dim; d++) {
         c->want_dq[i * dim + d] += scale * ds * k[d];
-        c->m_dq[i * dim + d] += scale * a * fabs(k[d]);
+        c->m_dq[i * dim + d] += fabs(scale) * a * fabs(k[d]);
         c->want_dk[p->item][key + d] += scale * ds * q[d];
-        c->m_dk[p->item][key + d] += scale * a * fabs(q[d]);
+        c->m_dk[p->item][key + d] += fabs(scale) * a * fabs(q[d]);
         c->want_dv[p->item][key + d] += weight * p->factor * g[d];
         c->m_dv[p->item][key + d] += weight * p->factor * fabs(g[d]);
     }
@@ -386,10 +394,18 @@ static inline void random_item(rng *r, kernel_case *c, int n, const case_options
     t->k.pos = rng_int(r, 0, 20);
     t->rate = rng_one_in(r, 2) ? t->k.pos_step : 1;
     t->origin = rng_int(r, -3, t->k.pos);
+    if (o->few) {
+        t->q.row = 0;
+        t->q.row_step = 1;
+        t->q.count = rng_int(r, 1, 3);
+        t->k.count = rng_int(r, 1, o->max_keys);
+    }
+    if (o->rows) t->q.count = o->rows;
+    if (o->keys) t->k.count = o->keys;
     int64_t q_span = t->q.count * t->q.row_step, k_span = t->k.count * t->k.row_step;
     for (int i = 1; i >= 0; i--) { /* turns meet distinct rows, as those of a plan do */
         ra_item_loop *loop = &t->loop[i];
-        loop->repeat = rng_one_in(r, 2) ? 1 : rng_int(r, 1, 3);
+        loop->repeat = rng_one_in(r, 2) || o->few || o->rows ? 1 : rng_int(r, 1, 3);
         loop->q_row = q_span;
         loop->k_row = k_span;
         loop->q_pos = rng_int(r, 0, 50);
@@ -414,12 +430,14 @@ static inline kernel_case *case_new(uint64_t seed, ra_dtype dtype, const case_op
     rng r = {.seed = seed};
     ra_problem *p = &c->problem;
     p->dtype = dtype;
-    p->batch = rng_int(&r, 1, 2);
-    p->kv_heads = rng_int(&r, 1, 3);
-    p->heads = p->kv_heads * rng_int(&r, 1, 3);
+    p->batch = o->rows ? 1 : rng_int(&r, 1, 2);
+    p->kv_heads = o->rows ? 1 : rng_int(&r, 1, 3);
+    p->heads = p->kv_heads * (o->rows ? 1 : rng_int(&r, 1, 3));
     p->head_dim = rng_one_in(&r, 2) ? dims[rng_int(&r, 0, (int64_t)(sizeof dims / sizeof *dims) - 1)]
                   : rng_one_in(&r, 2) ? (rng_one_in(&r, 2) ? 64 : 128) : rng_int(&r, 1, 256);
     p->scale = rng_one_in(&r, 3) ? 0.25 / sqrt((double)p->head_dim) : 1 / sqrt((double)p->head_dim);
+    if (o->dim) p->head_dim = o->dim;
+    if (o->scale != 0 || o->zero_scale) p->scale *= o->scale;
     p->left = p->right = RA_NO_LIMIT;
     if (!o->forbid_limits) {
         if (rng_one_in(&r, 3)) p->right = rng_one_in(&r, 2) ? 0 : rng_int(&r, -5, 60);
@@ -436,7 +454,7 @@ static inline kernel_case *case_new(uint64_t seed, ra_dtype dtype, const case_op
     if (o->dropout) p->dropout = rng_one_in(&r, 2) ? 0.1 : 0.5;
     p->seed = seed * 977;
     c->single = rng_one_in(&r, 2);
-    c->item_count = c->single ? 1 : rng_int(&r, 1, 3);
+    c->item_count = c->single || o->rows ? 1 : rng_int(&r, 1, 3);
     for (int n = 0; n < c->item_count; n++) random_item(&r, c, n, o);
     for (int n = 0; n < c->item_count; n++) {
         p->rows_q = ra_max(p->rows_q, item_rows_end(&c->items[n], false));
@@ -497,11 +515,23 @@ static inline void case_free(kernel_case *c) {
 
 static inline void case_poll(void *arg) { ++*(int64_t *)arg; }
 
+/* Scratch ends (but for what rounds it up to 64 bytes) and begins beside pages that nobody may touch. */
+static inline size_t scratch_body(int64_t bytes) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    return ((size_t)bytes + page - 1) / page * page;
+}
 static inline void *scratch_new(int64_t bytes) {
-    unsigned char *scratch = ra_alloc(bytes);
-    assert_non_null(scratch);
-    memset(scratch, 0xff, (size_t)bytes); /* NaN: nothing may rest on what scratch held */
-    return scratch;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), body = scratch_body(bytes);
+    char *map = mmap(NULL, body + 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(map != MAP_FAILED);
+    memset(map, 0xff, body + 2 * page); /* NaN: nothing may rest on what scratch held */
+    assert_int_equal(mprotect(map, page, PROT_NONE), 0);
+    assert_int_equal(mprotect(map + page + body, page, PROT_NONE), 0);
+    return map + page + (body - (size_t)ra_round_up(bytes, 64));
+}
+static inline void scratch_free(void *scratch, int64_t bytes) {
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), body = scratch_body(bytes);
+    munmap((char *)scratch - (body - (size_t)ra_round_up(bytes, 64)) - page, body + 2 * page);
 }
 
 static inline void case_forward(kernel_case *c, const ra_kernel *kernel, ra_workers *workers, bool want_lse) {
@@ -519,7 +549,7 @@ static inline void case_forward(kernel_case *c, const ra_kernel *kernel, ra_work
     assert_int_equal(kernel->forward(&step), RA_OK);
     guarded_check(&c->q, true);
     if (!c->single) ra_rows_finish(&c->problem, workers, c->acc.tensor, c->m.tensor, c->l.tensor, c->out.tensor, step.lse);
-    ra_free(step.scratch, bytes);
+    scratch_free(step.scratch, bytes);
     for (int64_t b = 0; b < c->problem.batch; b++)
         for (int64_t row = 0; row < c->problem.rows_q; row++)
             for (int64_t head = 0; head < c->problem.heads; head++)
@@ -548,7 +578,7 @@ static inline void case_backward(kernel_case *c, const ra_kernel *kernel, ra_wor
                              .lse = c->lse.tensor, .delta = c->delta.tensor, .dq_acc = c->dq.tensor, .workers = workers,
                              .scratch = scratch_new(bytes)};
     assert_int_equal(kernel->backward(&step), RA_OK);
-    ra_free(step.scratch, bytes);
+    scratch_free(step.scratch, bytes);
     guarded_check(&c->dq, false);
     for (int n = 0; n < c->item_count; n++) {
         guarded_check(&c->dk[n], false);

@@ -1,44 +1,11 @@
-/* The kernel of AVX-512 with vectors in plain C: its indices, masks and tails are tested on every machine, by the tests of
- * kernel_step.c; only its instructions are not. */
-#include <stdatomic.h>
-
-#include "cross/vec_portable.h"
-#include "kernels/cpu/cpu.h"
-
-/* Tiles that the kernel hands to the scalar one. */
-static atomic_int scalar_tiles;
-static ra_forward_tile counted_forward_tile;
-static ra_backward_tile counted_backward_tile;
+/* The f32 kernel of AVX-512 with vectors in plain C. */
+#define EMULATED_NAME "avx512 (emulated)"
+#define EMULATED_COMPUTES(dtype) ((dtype) != RA_F64)
+#include "kernel_emulated.h"
 
 #define COLUMNS 4
+#define UNROLL 1
 #define FAMILY(name) ra_emulated_##name
-#define ra_scalar_forward_tile counted_forward_tile
-#define ra_scalar_backward_tile counted_backward_tile
-RA_DECLARE_FAMILY(emulated)
 #include "kernels/cpu/fma.h"
-#undef ra_scalar_forward_tile
-#undef ra_scalar_backward_tile
 
-static void counted_forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
-    scalar_tiles++;
-    ra_scalar_forward_tile(step, place, begin, end, scratch);
-}
-static void counted_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
-                                  int64_t last, void *scratch) {
-    scalar_tiles++;
-    ra_scalar_backward_tile(step, place, begin, end, first, last, scratch);
-}
-
-static const ra_kernel emulated = {
-    .name = "avx512 (emulated)",
-    .forward_scratch = ra_emulated_forward_scratch,
-    .backward_scratch = ra_emulated_backward_scratch,
-    .forward = ra_emulated_forward,
-    .backward = ra_emulated_backward,
-};
-
-static const ra_kernel *emulated_at(int index, ra_dtype dtype) { return index == 0 && dtype != RA_F64 ? &emulated : NULL; }
-
-#define KERNEL_AT emulated_at
-#define COUNTED_SCALAR_TILES scalar_tiles
 #include "kernel_step.c"

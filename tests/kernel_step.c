@@ -11,7 +11,7 @@ static ra_workers *workers_new(int count) {
 
 static void forward_cases(const case_options *options, uint64_t first, int cases) {
     ra_workers *workers = workers_new(2);
-    for (int t = 0; t < 4; t++)
+    for (int t = 0; t < (options->two_types ? 2 : 4); t++)
         for (int n = 0; n < case_share(cases); n++) {
             const uint64_t seed = first + (uint64_t)n;
             kernel_case *c = case_new(seed, dtypes[t], options);
@@ -28,7 +28,7 @@ static void forward_cases(const case_options *options, uint64_t first, int cases
 
 static void backward_cases(const case_options *options, uint64_t first, int cases) {
     ra_workers *workers = workers_new(2);
-    for (int t = 0; t < 4; t++)
+    for (int t = 0; t < (options->two_types ? 2 : 4); t++)
         for (int n = 0; n < case_share(cases); n++) {
             const uint64_t seed = first + (uint64_t)n;
             kernel_case *c = case_new(seed, dtypes[t], options);
@@ -115,17 +115,61 @@ static void backward_drops_the_same_pairs_as_forward(void **state) {
     backward_cases(&(case_options){.max_rows = 60, .max_keys = 150, .amplitude = 1, .dropout = true}, 7000, 20);
 }
 
-static void results_do_not_depend_on_the_number_of_workers(void **state) {
+/* Scores of the other sign, and scores that are all 0. */
+static void scales_of_zero_and_below_are_right(void **state) {
     (void)state;
+    for (int dropout = 0; dropout < 2; dropout++) {
+        const case_options below = {.max_rows = 60, .max_keys = 150, .amplitude = 1, .dropout = dropout, .scale = -1.5};
+        const case_options zero = {.max_rows = 60, .max_keys = 150, .amplitude = 1, .dropout = dropout, .zero_scale = true};
+        forward_cases(&below, 13000, 12);
+        backward_cases(&below, 13100, 12);
+        forward_cases(&zero, 13200, 6);
+        backward_cases(&zero, 13300, 6);
+    }
+    /* too small for a float */
+    forward_cases(&(case_options){.max_rows = 60, .max_keys = 150, .amplitude = 1, .scale = 1e-300}, 13400, 4);
+}
+
+static void few_rows_meet_many_keys(void **state) {
+    (void)state;
+    forward_cases(&(case_options){.max_rows = 3, .max_keys = 4000, .amplitude = 1, .few = true}, 14000, 16);
+    forward_cases(&(case_options){.max_rows = 3, .max_keys = 4000, .amplitude = 12, .few = true, .dropout = true}, 14100, 8);
+}
+
+/* One row, key or dimension more, from nothing to beyond two tiles of registers, whatever their size. */
+static void tails_of_every_length_are_right(void **state) {
+    (void)state;
+    enum { MOST = 132 };
+    for (int64_t n = 1; n <= case_share(MOST); n++) {
+        case_options keys = {.max_rows = 1, .max_keys = 1, .two_types = true, .amplitude = 0.5}, rows = keys, dims = keys;
+        keys.rows = 17 + n % 3, keys.keys = n, keys.dim = 1 + n * 5 % 37;
+        rows.rows = n, rows.keys = 1 + n * 11 % 71, rows.dim = 24;
+        dims.rows = 1 + n % 31, dims.keys = 19, dims.dim = n;
+        const case_options *each[] = {&keys, &rows, &dims};
+        for (int i = 0; i < 3; i++) {
+            forward_cases(each[i], 15000 + (uint64_t)n, 1);
+            backward_cases(each[i], 16000 + (uint64_t)n, 1);
+        }
+    }
+}
+
+/* Runs last. Tensors have lain at every distance from a page that their type allows: 64 for bytes, fewer for what is larger. */
+static void tensors_have_begun_at_every_offset(void **state) {
+    (void)state;
+    if (case_share(60) < 60) skip();
+    for (int offset = 0; offset < 64; offset += 2)
+        if (KERNEL_AT(0, RA_BF16) || offset % 4 == 0) assert_true(tensor_offsets >> offset & 1);
+}
+
+static void results_depend_on_workers_never(const case_options *options, uint64_t from, int cases) {
     static const int counts[] = {1, 2, 4};
-    const case_options options = {.max_rows = 400, .max_keys = 400, .amplitude = 1};
     for (int t = 0; t < 4; t++)
         for (int i = 0; KERNEL_AT(i, dtypes[t]); i++)
-            for (uint64_t seed = 8000; seed < 8000 + (uint64_t)case_share(6); seed++) {
+            for (uint64_t seed = from; seed < from + (uint64_t)case_share(cases); seed++) {
                 double *first[6] = {0};
                 for (int w = 0; w < 3; w++) {
                     ra_workers *workers = workers_new(counts[w]);
-                    kernel_case *c = case_new(seed, dtypes[t], &options);
+                    kernel_case *c = case_new(seed, dtypes[t], options);
                     case_forward(c, KERNEL_AT(i, dtypes[t]), workers, true);
                     double *got[6] = {read_all(&c->out), read_all(&c->lse)};
                     const guarded *shape[6] = {&c->out, &c->lse, &c->dq, &c->dk[0], &c->dv[0], &c->dk[0]};
@@ -152,6 +196,12 @@ static void results_do_not_depend_on_the_number_of_workers(void **state) {
                 }
                 for (int k = 0; k < 6; k++) free(first[k]);
             }
+}
+
+static void results_do_not_depend_on_the_number_of_workers(void **state) {
+    (void)state;
+    results_depend_on_workers_never(&(case_options){.max_rows = 400, .max_keys = 400, .amplitude = 1}, 8000, 6);
+    results_depend_on_workers_never(&(case_options){.max_rows = 3, .max_keys = 5000, .amplitude = 1, .few = true}, 8100, 4);
 }
 
 /* One key of an item turns to NaN (or to infinity): the rows that attend to it feel it, and no others do. */
@@ -279,12 +329,16 @@ static void gradients_are_the_slopes_of_forward(void **state) {
 #ifdef COUNTED_SCALAR_TILES
 static void steps_without_nan_are_never_left_to_the_scalar_kernel(void **state) {
     (void)state;
-    const case_options options = {.max_rows = 300, .max_keys = 300, .amplitude = 1, .forbid_limits = true};
+    static const case_options options[] = {
+        {.max_rows = 300, .max_keys = 300, .amplitude = 1, .forbid_limits = true},
+        {.max_rows = 300, .max_keys = 300, .amplitude = 1, .forbid_limits = true, .scale = -1},
+        {.max_rows = 300, .max_keys = 300, .amplitude = 1, .forbid_limits = true, .dropout = true},
+    };
     ra_workers *workers = workers_new(2);
     for (int t = 0; t < 4; t++)
         for (uint64_t seed = 12000; KERNEL_AT(0, dtypes[t]) && seed < 12010; seed++) {
             COUNTED_SCALAR_TILES = 0;
-            kernel_case *c = case_new(seed, dtypes[t], &options);
+            kernel_case *c = case_new(seed, dtypes[t], &options[seed % 3]);
             case_forward(c, KERNEL_AT(0, dtypes[t]), workers, true);
             for (int64_t b = 0; b < c->problem.batch; b++)
                 for (int64_t row = 0; row < c->problem.rows_q; row++)
@@ -308,6 +362,9 @@ int main(void) {
         cmocka_unit_test(backward_agrees_with_float64_on_scores_of_tens),
         cmocka_unit_test(backward_agrees_with_float64_over_many_blocks),
         cmocka_unit_test(backward_drops_the_same_pairs_as_forward),
+        cmocka_unit_test(scales_of_zero_and_below_are_right),
+        cmocka_unit_test(few_rows_meet_many_keys),
+        cmocka_unit_test(tails_of_every_length_are_right),
         cmocka_unit_test(results_do_not_depend_on_the_number_of_workers),
         cmocka_unit_test(a_poisoned_row_reaches_only_the_rows_that_attend_to_it),
         cmocka_unit_test(rows_whose_every_score_is_minus_infinity_are_empty),
@@ -315,6 +372,7 @@ int main(void) {
 #ifdef COUNTED_SCALAR_TILES
         cmocka_unit_test(steps_without_nan_are_never_left_to_the_scalar_kernel),
 #endif
+        cmocka_unit_test(tensors_have_begun_at_every_offset),
     };
     return cmocka_run_group_tests_name("kernel_step", tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
 
 #define LANES 8
 #define COLUMNS 2
+#define UNROLL 1
 #define FAMILY(name) ra_avx2_##name
 #define VEC_MAX(a, b) _mm256_max_ps(a, b)
 #define VEC_CLAMP(x) _mm256_max_ps(_mm256_set1_ps(-88.0f), x)

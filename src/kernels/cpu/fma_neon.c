@@ -7,6 +7,7 @@
 
 #define LANES 4
 #define COLUMNS 4
+#define UNROLL 1
 #define FAMILY(name) ra_neon_##name
 #define VEC_MAX(a, b) vmaxq_f32(a, b)
 #define VEC_CLAMP(x) vmaxq_f32(vdupq_n_f32(-88.0f), x)

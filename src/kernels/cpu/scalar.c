@@ -3,8 +3,8 @@
 #include <string.h>
 
 #include "core/dtype.h"
-#include "core/philox.h"
 #include "kernels/cpu/cpu.h"
+#include "kernels/cpu/dropout.h"
 #include "kernels/cpu/exp.h"
 #include "kernels/cpu/step.h"
 

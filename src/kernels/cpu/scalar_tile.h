@@ -68,22 +68,11 @@ static void NAME(spread)(real *restrict rows, const real *restrict w, const real
 
 /* factors[j] = 1/(1-p) where dropout keeps key first + j of row r, else 0, for j in [begin, end). */
 static void NAME(dropout)(real *factors, const ra_place *place, int64_t r, int64_t first, int64_t begin, int64_t end) {
-    const ra_problem *problem = place->problem;
-    const uint32_t threshold = (uint32_t)(problem->dropout * 4294967296.0);
-    const real keep = (real)(1 / (1 - problem->dropout));
-    const uint32_t row = (uint32_t)(place->batch * problem->heads + ra_place_head(place, r));
-    const int64_t x = ra_place_pos(place, r);
-    ra_philox draw = {{0}};
-    int64_t quad = INT64_MIN;
-    for (int64_t j = begin; j < end; j++) {
-        const int64_t y = place->k.pos + (first + j) * place->k.pos_step;
-        const int64_t lattice = ra_floor_div(y - place->origin, place->item->rate);
-        if (lattice >> 2 != quad) {
-            quad = lattice >> 2;
-            draw = ra_dropout_draw(problem->seed, x, quad, row, (uint32_t)place->item->branch);
-        }
-        factors[j] = draw.word[lattice & 3] >= threshold ? keep : 0;
-    }
+    const uint32_t threshold = ra_dropout_threshold(place->problem);
+    const real keep = (real)(1 / (1 - place->problem->dropout));
+    uint32_t draws[KEYS];
+    ra_dropout_draws(draws, place, r, first, begin, end);
+    for (int64_t j = begin; j < end; j++) factors[j] = draws[j] >= threshold ? keep : 0;
 }
 
 /* Scratch of a worker, forward. */

@@ -1,0 +1,265 @@
+/* Forward for few query rows, as in decoding, where reading K and V is all the work: nothing is packed, and the keys of a place are split
+ * over the workers.
+ *
+ *     keys of a place   | part 0 | part 1 | part 2 |      the parts follow from the number of keys alone
+ *     states              (acc, m, l)  (acc, m, l)  ...   one in each slot
+ *     result              state that came in, part 0, part 1, ... merged in that order
+ *
+ * So the number of workers changes no bit. Rows are handled one by one, each over its own interval of keys: no masked key takes part.
+ */
+
+enum {
+    FEW = 16,        /* rows of a place at most */
+    FEW_BLOCK = 128, /* keys whose weights are held at a time, and whose sum is formed before it is added */
+    FEW_KEYS = 1024, /* of a part at least */
+    FEW_PARTS = 32,  /* at most */
+    FEW_SLOTS = 64,
+};
+
+typedef struct few_state {
+    float *acc; /* rows x width */
+    float m[FEW];
+    double l[FEW];
+} few_state;
+
+typedef struct few_space { /* a worker's, behind the slots */
+    float *q, *staged, *sum; /* few_arrays */
+    few_state state;
+    float s[FEW * FEW_BLOCK];
+    int64_t begin[FEW], end[FEW];
+} few_space;
+
+/* One step on its way through the workers. */
+typedef struct few_run {
+    const ra_forward_step *step;
+    const ra_item *item;
+    int64_t part_keys, parts;
+    int64_t place; /* that the slots begin with */
+    few_state *slots;
+    int64_t slots_bytes, worker_bytes;
+} few_run;
+
+static bool few_rows(const ra_problem *problem) {
+    return ra_sat_mul(problem->rows_q, problem->heads / problem->kv_heads) <= FEW;
+}
+
+static int64_t few_row_count(const ra_problem *problem) { return problem->rows_q * (problem->heads / problem->kv_heads); }
+
+static int64_t few_arrays(const ra_problem *problem, char *base, few_space *w) {
+    const int64_t row = padded(problem->head_dim) * (int64_t)sizeof(float), rows = few_row_count(problem);
+    char *at = base;
+    ra_carve(&at, (int64_t)sizeof *w);
+    w->q = ra_carve(&at, rows * row);
+    w->staged = ra_carve(&at, LANES * row);
+    w->sum = ra_carve(&at, rows * row);
+    w->state.acc = ra_carve(&at, rows * row);
+    return at - base;
+}
+
+static int64_t few_slots(const ra_problem *problem, char *base, few_state *slots) {
+    const int64_t row = padded(problem->head_dim) * (int64_t)sizeof(float), rows = few_row_count(problem);
+    char *at = base;
+    ra_carve(&at, FEW_SLOTS * (int64_t)sizeof *slots);
+    for (int i = 0; i < FEW_SLOTS; i++) {
+        float *acc = ra_carve(&at, rows * row);
+        if (base) slots[i].acc = acc;
+    }
+    return at - base;
+}
+
+static int64_t few_scratch(const ra_problem *problem, int workers) {
+    few_space space;
+    return few_slots(problem, NULL, NULL) + workers * few_arrays(problem, NULL, &space);
+}
+
+/* Rows of up to LANES keys from c on: where they lie, or converted. */
+INLINE void few_load(const float *rows[LANES], float *staged, const ra_place *place, const ra_tensor *view, int64_t c, int64_t count) {
+    const int64_t dim = place->problem->head_dim, width = padded(dim);
+    for (int64_t j = 0; j < count; j++) {
+        const int64_t at = ra_place_key_at(place, view, c + j);
+        rows[j] = (const float *)view->data + at;
+        if (place->problem->dtype == RA_F32 && dim == width) continue;
+        load_row(staged + j * width, view->data, place->problem->dtype, at, dim);
+        rows[j] = staged + j * width;
+    }
+}
+
+/* The scores of a row against up to LANES keys, one in each lane. */
+INLINE vec few_dots(const float *q, const float *const keys[LANES], int64_t count, int64_t width) {
+    float parts[LANES * LANES], turned[LANES * LANES];
+    for (int64_t j = 0; j < LANES; j++) {
+        vec sum0 = splat(0), sum1 = splat(0);
+        int64_t d = 0;
+        for (; j < count && d + 2 * LANES <= width; d += 2 * LANES) {
+            sum0 += load(q + d) * load(keys[j] + d);
+            sum1 += load(q + d + LANES) * load(keys[j] + d + LANES);
+        }
+        if (j < count && d < width) sum0 += load(q + d) * load(keys[j] + d);
+        store(parts + j * LANES, sum0 + sum1);
+    }
+    transpose(turned, LANES, parts, LANES);
+    vec sum = load(turned);
+    for (int i = 1; i < LANES; i++) sum += load(turned + i * LANES);
+    return sum;
+}
+
+/* Row i's weights of the block of keys [first, last) in place of its scores; its state follows. */
+static void few_weigh(few_space *w, few_state *state, const ra_place *place, int64_t i, int64_t first, int64_t last) {
+    const ra_problem *problem = place->problem;
+    const int64_t width = padded(problem->head_dim), count = last - first, whole = padded(count);
+    float *s = w->s + i * FEW_BLOCK;
+    mask_row(s, w->begin[i], ra_min(w->end[i], last), first, 0, whole, -INFINITY);
+    vec high = splat(-INFINITY);
+    for (int64_t c = 0; c < whole; c += LANES) high = VEC_MAX(high, load(s + c));
+    const float scale = positive_scale(problem), max = max_of(high) * scale, old = state->m[i];
+    if (max > old) {
+        const float shrink = expf(old - max);
+        for (int64_t d = 0; d < width; d++) state->acc[i * width + d] *= shrink;
+        state->l[i] *= (double)shrink;
+        state->m[i] = max;
+    }
+    const vec base = splat(state->m[i] == -INFINITY ? 0 : state->m[i]), factor = splat(scale);
+    vec sum = splat(0);
+    for (int64_t c = 0; c < whole; c += LANES) {
+        const vec p = exp_of(load(s + c) * factor - base);
+        store(s + c, p);
+        sum += p;
+    }
+    state->l[i] += (double)sum_of(sum);
+    if (problem->dropout > 0) {
+        const uint32_t threshold = ra_dropout_threshold(problem);
+        const float keep = (float)(1 / (1 - problem->dropout));
+        uint32_t draws[FEW_BLOCK];
+        ra_dropout_draws(draws, place, i, first, 0, count);
+        for (int64_t c = 0; c < count; c++) s[c] = draws[c] >= threshold ? s[c] * keep : 0;
+    }
+}
+
+/* sum += the weights p[0 .. count) of consecutive values. */
+INLINE void few_add(float *sum, const float *p, const float *const values[LANES], int64_t from, int64_t to, int64_t width) {
+    for (int64_t d = 0; d < width; d += LANES) {
+        vec x = load(sum + d);
+        for (int64_t j = from; j < to; j++) x += splat(p[j]) * load(values[j] + d);
+        store(sum + d, x);
+    }
+}
+
+/* What keys [low, high) add to the state of a place's rows. */
+static void few_part(few_space *w, few_state *state, const ra_place *place, int64_t low, int64_t high) {
+    const int64_t width = padded(place->problem->head_dim), rows = ra_place_rows(place);
+    const float *at[LANES];
+    for (int64_t first = low; first < high; first += FEW_BLOCK) {
+        const int64_t last = ra_min(first + FEW_BLOCK, high);
+        for (int64_t c = first; c < last; c += LANES) {
+            const int64_t count = ra_min(LANES, last - c);
+            few_load(at, w->staged, place, &place->item->k_view, c, count);
+            for (int64_t i = 0; i < rows; i++) store(w->s + i * FEW_BLOCK + c - first, few_dots(w->q + i * width, at, count, width));
+        }
+        for (int64_t i = 0; i < rows; i++) few_weigh(w, state, place, i, first, last);
+        memset(w->sum, 0, (size_t)(rows * width) * sizeof(float));
+        for (int64_t c = first; c < last; c += LANES) {
+            const int64_t count = ra_min(LANES, last - c);
+            few_load(at, w->staged, place, &place->item->v_view, c, count);
+            for (int64_t i = 0; i < rows; i++) {
+                const int64_t from = ra_max(w->begin[i] - c, 0), to = ra_min(w->end[i] - c, count);
+                const float *p = w->s + i * FEW_BLOCK + c - first;
+                if (from == 0 && to == LANES)
+                    few_add(w->sum + i * width, p, at, 0, LANES, width);
+                else
+                    few_add(w->sum + i * width, p, at, from, to, width);
+            }
+        }
+        for (int64_t d = 0; d < rows * width; d++) state->acc[d] += w->sum[d];
+    }
+}
+
+static void few_clear(few_state *state, int64_t rows, int64_t width) {
+    memset(state->acc, 0, (size_t)(rows * width) * sizeof(float));
+    for (int64_t i = 0; i < rows; i++) {
+        state->m[i] = -INFINITY;
+        state->l[i] = 0;
+    }
+}
+
+/* A part of a place, to `state`. */
+static void few_compute(const few_run *run, const ra_place *place, int64_t part, few_space *w, few_state *state) {
+    const int64_t width = padded(place->problem->head_dim), rows = ra_place_rows(place);
+    for (int64_t r = 0; r < rows; r++) {
+        load_query(w->q + r * width, &run->step->q, place, r);
+        ra_place_interval(place, r, &w->begin[r], &w->end[r]);
+    }
+    few_clear(state, rows, width);
+    int64_t low, high;
+    ra_place_hull(place, 0, rows, &low, &high);
+    low = ra_max(low, part * run->part_keys);
+    high = ra_min(high, (part + 1) * run->part_keys);
+    few_part(w, state, place, low, high);
+}
+
+/* into += from, of row i. */
+static void few_merge(few_state *into, const few_state *from, int64_t i, int64_t width) {
+    if (from->m[i] == -INFINITY && from->l[i] == 0) return; /* else NaN in l must show */
+    const float m = from->m[i] > into->m[i] ? from->m[i] : into->m[i], base = m == -INFINITY ? 0 : m;
+    const float mine = into->m[i] == m ? 1 : expf(into->m[i] - base), theirs = from->m[i] == m ? 1 : expf(from->m[i] - base);
+    for (int64_t d = 0; d < width; d++) into->acc[i * width + d] = into->acc[i * width + d] * mine + from->acc[i * width + d] * theirs;
+    into->l[i] = into->l[i] * (double)mine + from->l[i] * (double)theirs;
+    into->m[i] = m;
+}
+
+/* Merges the parts of a place with the state that came in, and writes the result. */
+static void few_store(const few_run *run, const ra_place *place, const few_state *parts, few_state *state) {
+    const ra_forward_step *step = run->step;
+    const int64_t dim = place->problem->head_dim, width = padded(dim), rows = ra_place_rows(place);
+    few_clear(state, rows, width);
+    for (int64_t r = 0; r < rows; r++) {
+        float *acc = state->acc + r * width;
+        if (!step->single) {
+            load_row(acc, step->acc.data, RA_F32, ra_place_at(place, &step->acc, r), dim);
+            state->m[r] = ((const float *)step->m.data)[ra_place_at(place, &step->m, r)];
+            state->l[r] = (double)((const float *)step->l.data)[ra_place_at(place, &step->l, r)];
+        }
+        for (int64_t part = 0; part < run->parts; part++) few_merge(state, &parts[part], r, width);
+        store_row(step, place, r, acc, state->m[r], state->l[r]);
+    }
+}
+
+static few_space *few_worker(const few_run *run, int worker) {
+    char *at = (char *)run->step->scratch + run->slots_bytes + worker * run->worker_bytes;
+    few_space *w = (few_space *)at;
+    few_arrays(run->step->problem, at, w);
+    return w;
+}
+
+static void few_part_task(void *arg, int64_t index, int worker) {
+    const few_run *run = arg;
+    const ra_place place = ra_place_number(run->step->problem, run->item, run->place + index / run->parts);
+    few_space *w = few_worker(run, worker);
+    few_compute(run, &place, index % run->parts, w, &run->slots[index]);
+    if (run->parts == 1) few_store(run, &place, &run->slots[index], &w->state);
+}
+
+static void few_merge_task(void *arg, int64_t index, int worker) {
+    const few_run *run = arg;
+    const ra_place place = ra_place_number(run->step->problem, run->item, run->place + index);
+    few_store(run, &place, &run->slots[index * run->parts], &few_worker(run, worker)->state);
+}
+
+/* Items one after the other: they may continue each other's rows. */
+static ra_status few_forward(const ra_forward_step *step) {
+    few_run run = {.step = step, .slots = step->scratch};
+    few_space space;
+    run.slots_bytes = few_slots(step->problem, step->scratch, step->scratch);
+    run.worker_bytes = few_arrays(step->problem, NULL, &space);
+    for (run.item = step->items; run.item < step->items + step->item_count; run.item++) {
+        const int64_t keys = ra_max(run.item->k.count, 1), places = ra_places(step->problem, run.item);
+        run.part_keys = ra_max(FEW_KEYS, ra_round_up(ra_ceil_div(keys, FEW_PARTS), FEW_BLOCK));
+        run.parts = ra_ceil_div(keys, run.part_keys);
+        const int64_t most = FEW_SLOTS / run.parts; /* places at a time */
+        for (run.place = 0; run.place < places; run.place += most) {
+            const int64_t count = ra_min(most, places - run.place);
+            ra_workers_run(step->workers, count * run.parts, few_part_task, &run, step->poll, step->poll_arg);
+            if (run.parts > 1) ra_workers_run(step->workers, count, few_merge_task, &run, step->poll, step->poll_arg);
+        }
+    }
+    return RA_OK;
+}
