@@ -1,5 +1,5 @@
-/* Tensors whose rows lie further apart than 32 bits can count, in bytes or in elements: the same bits as tensors without gaps. The gaps are
- * address space that nobody touches. */
+/* Tensors whose rows lie further apart than 32 bits can count, in bytes or in elements: the same bits as tensors without
+ * gaps. The gaps are address space that nobody touches. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -17,7 +17,8 @@
 enum { N = 6, HEADS = 2, DIM = 16, ROW = HEADS * DIM, MOST = 2, TENSORS = 9 };
 enum { Q, K, V, DOUT, INPUTS, OUT = INPUTS, DQ, DK, DV, LSE };
 
-static const int64_t far_apart = ((int64_t)3 << 29) + 64; /* floats: more than 6 GiB a row, more than 2^32 elements from the third row on */
+static const int64_t far_apart =
+    ((int64_t)3 << 29) + 64; /* floats: more than 6 GiB a row, more than 2^32 elements from the third row on */
 
 typedef struct rank {
     ra_comm *comm;
@@ -86,7 +87,8 @@ static void run(rank *ranks, int count, int64_t row) {
     for (int i = 0; i < count; i++) {
         ranks[i] = (rank){.comm = comms[i], .row = row};
         for (int which = 0; which < TENSORS; which++) {
-            void *memory = mmap(NULL, bytes_of(row), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+            void *memory =
+                mmap(NULL, bytes_of(row), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
             if (memory == MAP_FAILED) {
                 print_message("skipped: no address space for gaps of %zu GiB\n", bytes_of(row) >> 30);
                 skip();

@@ -71,8 +71,8 @@ static void the_sentence_shows_the_circle_in_order(void **state) {
     trial_close(&t);
 }
 
-/* Everybody sleeps now before posting and now before waiting, for up to three timeouts: the waits form chains that come close to
- * circles, and old statements meet new waits. */
+/* Everybody sleeps now before posting and now before waiting, for up to three timeouts: the waits form chains that come
+ * close to circles, and old statements meet new waits. */
 static void hesitating_body(rank_run *run) {
     unsigned seed = 77u + (unsigned)run->rank;
     ra_status status = RA_OK;

@@ -61,12 +61,13 @@ static inline ra_status make_mistake(ra_comm *comm, mistake what, double timeout
     }
 }
 
-/* Whether this is what a rank must return: how many wait for each other, and rank 0 among them. With a plan and a pass that is the
- * shortest way round, by what was too long to be sent unasked. */
+/* Whether this is what a rank must return: how many wait for each other, and rank 0 among them. With a plan and a pass that
+ * is the shortest way round, by what was too long to be sent unasked. */
 static inline bool mistake_told(mistake what, int ranks, ra_status status, const char *text) {
     const char *after = strstr(text, " ranks have waited for each other for ");
     int count = atoi(text);
-    if (status != RA_TIMEOUT || !after || !strstr(text, what == ALL_SEND ? "rank 0 to send to rank " : "rank 0 for rank ")) return false;
+    if (status != RA_TIMEOUT || !after || !strstr(text, what == ALL_SEND ? "rank 0 to send to rank " : "rank 0 for rank "))
+        return false;
     if (what == PLAN_AND_FORWARD) return count >= 2 && count <= ranks && strstr(text, "(plan, ") && strstr(text, "(forward, ");
     return count == (what == TWO_WAIT ? 2 : ranks);
 }

@@ -112,8 +112,8 @@ static void matrix(int signal_, ra_status expected) {
     for (int ranks = 2; ranks <= 4; ranks++)
         for (int victim = 0; victim < ranks; victim++)
             for (int step = 0; step < ranks; step++)
-                jobs[count++] =
-                    (job){.ranks = ranks, .victim = victim, .step = step, .signal = signal_, .timeout = 0.3, .steps = 9};
+                jobs[count++] = (job){
+                    .ranks = ranks, .victim = victim, .step = step, .signal = signal_, .timeout = 0.3 * PATIENCE, .steps = 9};
     for (int first = 0; first < count; first += 8) {
         int end = first + 8 < count ? first + 8 : count;
         for (int i = first; i < end; i++) shares[i] = share();

@@ -5,7 +5,7 @@
 
 #include "ring/comm.h"
 
-static const double timeout = 0.3;
+static const double timeout = 0.3 * PATIENCE;
 
 enum { N = 24, HEADS = 2, DIM = 8 };
 

@@ -2,8 +2,8 @@
  *
  *     mpicc ring_of_a_part.c $(pkg-config --cflags --libs ringattn) -lm -o ring_of_a_part && mpirun -n 4 ./ring_of_a_part
  *
- * The library duplicates the communicator that it is given and leaves the program's messages alone. Its heartbeats go on while the program is busy
- * elsewhere only with MPI_THREAD_MULTIPLE; with less it works too, and grants the ranks more time. */
+ * The library duplicates the communicator that it is given and leaves the program's messages alone. Its heartbeats go on
+ * while the program is busy elsewhere only with MPI_THREAD_MULTIPLE; with less it works too, and grants the ranks more time. */
 #include <math.h>
 #include <mpi.h>
 #include <ringattn.h>

@@ -1,15 +1,16 @@
 /* Verdicts: who is lost, by what a link knows of its peers. control.c gathers that, and tells the others.
  *
- * Ranks that wait for each other (one calls forward while the other makes a plan) are all alive, and MPI would let them wait for
- * ever. Every rank numbers its waits and says in each beat what it waits for. When x asks its peer y after a message and y answers
- * from inside its wait b that it has not posted its half, then x is blocked by that wait: a rank posts nothing while it waits, so
- * wait a of x ends after wait b of y. x tells everybody: "in wait a, blocked by wait b of y". A circle of such statements
+ * Ranks that wait for each other (one calls forward while the other makes a plan) are all alive, and MPI would let them wait
+ * for ever. Every rank numbers its waits and says in each beat what it waits for. When x asks its peer y after a message and
+ * y answers from inside its wait b that it has not posted its half, then x is blocked by that wait: a rank posts nothing
+ * while it waits, so wait a of x ends after wait b of y. x tells everybody: "in wait a, blocked by wait b of y". A circle of
+ * such statements
  *
  *     rank 0, wait 7 --> rank 2, wait 4 --> rank 1, wait 9 --> rank 0, wait 7
  *
- * could only end if each wait ended after itself. This needs no clock, however old the statements are and whatever is on its way,
- * and a rank that computes is in no circle. (A send may end without its receiver where a transport buffers it; that takes no
- * timeout.) The timeout is only the time after which it is said, and the lowest rank of the circle says it. */
+ * could only end if each wait ended after itself. This needs no clock, however old the statements are and whatever is on its
+ * way, and a rank that computes is in no circle. (A send may end without its receiver where a transport buffers it; that
+ * takes no timeout.) The timeout is only the time after which it is said, and the lowest rank of the circle says it. */
 #include <stdio.h>
 
 #include "core/status.h"
@@ -113,11 +114,13 @@ static void judge_circle(ra_link *link) {
     char text[RA_SENTENCE];
     size_t used = 0;
     for (int i = 0, rank = link->rank; i < count && i < SHOWN; rank = waits[i++]->peer) {
-        int wrote = snprintf(text + used, sizeof text - used, "%srank %d %s rank %d (%s, step %lld)", i ? ", " : "", rank,
-                             waits[i]->receiving ? "for" : "to send to", waits[i]->peer, waits[i]->phase, (long long)waits[i]->step);
+        int wrote =
+            snprintf(text + used, sizeof text - used, "%srank %d %s rank %d (%s, step %lld)", i ? ", " : "", rank,
+                     waits[i]->receiving ? "for" : "to send to", waits[i]->peer, waits[i]->phase, (long long)waits[i]->step);
         used += (size_t)wrote < sizeof text - used ? (size_t)wrote : sizeof text - used - 1;
     }
-    ra_fail(RA_TIMEOUT, "%d ranks have waited for each other for %.3g s: %s%s", count, own.seconds, text, count > SHOWN ? ", ..." : "");
+    ra_fail(RA_TIMEOUT, "%d ranks have waited for each other for %.3g s: %s%s", count, own.seconds, text,
+            count > SHOWN ? ", ..." : "");
     ra_link_break(link, RA_TIMEOUT, -1);
 }
 

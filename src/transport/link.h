@@ -47,8 +47,9 @@ typedef struct ra_transfer {
 /* payload >= 0 bytes; buf has RA_LINK_HEADER + payload bytes. `step` is only for messages to people. */
 ra_status ra_link_recv(ra_link *link, int peer, uint64_t tag, int64_t step, void *buf, int64_t payload, ra_transfer *transfer);
 ra_status ra_link_send(ra_link *link, int peer, uint64_t tag, int64_t step, void *buf, int64_t payload, ra_transfer *transfer);
-/* Waits until all are finished. A peer that is silent for the timeout is RA_TIMEOUT, and so are ranks that wait for each other
- * for that long; one that is known dead is RA_PEER_LOST, a damaged message RA_PROTOCOL; the sentence names peer, step and phase ("forward", "backward", "plan"). */
+/* Waits until all are finished. A peer that is silent for the timeout is RA_TIMEOUT, and so are ranks that wait for each
+ * other for that long; one that is known dead is RA_PEER_LOST, a damaged message RA_PROTOCOL; the sentence names peer, step
+ * and phase ("forward", "backward", "plan"). */
 ra_status ra_link_wait(ra_link *link, ra_transfer *transfers, int64_t count, const char *phase);
 /* What the rank is doing from now on, for messages to people: posting does not say. ra_link_wait sets it too. */
 void ra_link_set_phase(ra_link *link, const char *phase);

@@ -48,7 +48,7 @@ bool ra_seen_mark(ra_seen *seen, uint64_t sequence);
 
 /* What a rank waits for, as it says in every beat. */
 typedef struct ra_wait {
-    uint64_t number; /* of this wait on its rank, from 1; 0: the rank waits for nothing */
+    uint64_t number;        /* of this wait on its rank, from 1; 0: the rank waits for nothing */
     uint64_t tag, sequence; /* of the message; the sequence of a message that it sends */
     int64_t step;
     uint64_t blocker; /* the wait in which `peer` said that it had not posted its half of the message; 0: it did not say so */
@@ -181,8 +181,8 @@ void ra_control_service(ra_link *link);
 void ra_control_read(ra_link *link);
 /* Makes a heartbeat to every peer due at once. */
 void ra_control_beat(ra_link *link);
-/* Breaks the link if a peer that somebody here waits for is lost: gone, left, silent for too long, or its message is; or if ranks
- * wait for each other. */
+/* Breaks the link if a peer that somebody here waits for is lost: gone, left, silent for too long, or its message is; or if
+ * ranks wait for each other. */
 void ra_control_judge(ra_link *link);
 /* Puts the last word on its way to every peer. */
 void ra_control_tell(ra_link *link);

@@ -1,6 +1,6 @@
 /* A program that uses MPI itself, with the thread level of its first argument: ranks of a part of the world form a ring on
- * their own communicator, between MPI calls of the program; more than once; and MPI is finalized by the program, with the second
- * argument "early" while a communicator is still open. */
+ * their own communicator, between MPI calls of the program; more than once; and MPI is finalized by the program, with the
+ * second argument "early" while a communicator is still open. */
 #include <math.h>
 #include <mpi.h>
 #include <pthread.h>
@@ -72,7 +72,8 @@ static void wrong_communicators(int level) {
     MPI_Comm_free(&inter);
     MPI_Comm_free(&half);
     pthread_t thread;
-    if (level < MPI_THREAD_SERIALIZED) CHECK(pthread_create(&thread, NULL, open_elsewhere, &level) == 0 && pthread_join(thread, NULL) == 0);
+    if (level < MPI_THREAD_SERIALIZED)
+        CHECK(pthread_create(&thread, NULL, open_elsewhere, &level) == 0 && pthread_join(thread, NULL) == 0);
 }
 
 /* The program forgets a communicator: from then on it is broken and says why, and destroying it is safe. */

@@ -278,7 +278,8 @@ static bool receive_leftovers(shared_comm *shared) {
         MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, shared->comm, &there, &status);
         if (there) MPI_Get_count(&status, MPI_BYTE, &count);
         bool beat = count <= (int)sizeof scratch;
-        if (there && beat) MPI_Recv(scratch, count, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG, shared->comm, MPI_STATUS_IGNORE);
+        if (there && beat)
+            MPI_Recv(scratch, count, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG, shared->comm, MPI_STATUS_IGNORE);
         pthread_mutex_unlock(&mpi_mutex);
         if (!beat) return false; /* left to MPI */
         quiet = there ? 0 : quiet + 1;
@@ -299,8 +300,8 @@ static int free_duplicate(MPI_Comm comm, int key, void *value, void *extra) {
     return MPI_SUCCESS;
 }
 
-/* MPI calls this at the beginning of MPI_Finalize. A program may have forgotten a communicator whose heart still beats: it is told
- * that MPI is over, and calls it no more. */
+/* MPI calls this at the beginning of MPI_Finalize. A program may have forgotten a communicator whose heart still beats: it
+ * is told that MPI is over, and calls it no more. */
 static int before_finalize(MPI_Comm comm, int key, void *value, void *extra) {
     (void)comm, (void)key, (void)value, (void)extra;
     for (shared_comm *shared = duplicates; shared; shared = shared->next) receive_leftovers(shared);
@@ -329,7 +330,8 @@ static ra_status initialize(const ra_mpi_host *host, double seconds, bool *own_t
     }
     if (mpi_is_over()) return host->fail(RA_NOT_AVAILABLE, "MPI was finalized already, and cannot be used again");
     MPI_Initialized(&initialized);
-    if (!initialized && anything_failed) return host->fail(RA_TIMEOUT, "an earlier attempt to start MPI has not come to its end");
+    if (!initialized && anything_failed)
+        return host->fail(RA_TIMEOUT, "an earlier attempt to start MPI has not come to its end");
     if (!initialized) {
         int error;
         ra_mpi_start start = ra_mpi_begin(seconds, &error);
@@ -344,7 +346,8 @@ static ra_status initialize(const ra_mpi_host *host, double seconds, bool *own_t
     int main_thread = 1;
     if (level < MPI_THREAD_SERIALIZED) MPI_Is_thread_main(&main_thread);
     if (!main_thread) {
-        snprintf(text, sizeof text, "MPI was initialised with %s, so that only the thread which did it may use it; this is another",
+        snprintf(text, sizeof text,
+                 "MPI was initialised with %s, so that only the thread which did it may use it; this is another",
                  level == MPI_THREAD_SINGLE ? "MPI_THREAD_SINGLE" : "MPI_THREAD_FUNNELED");
         return host->fail(RA_INVALID, text);
     }
