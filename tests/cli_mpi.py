@@ -96,7 +96,8 @@ class UnderALauncher(kit.Case):
                     line = re.sub("^srun --mpi=pmix -n 16 ", "mpirun -n 4 ", line)
                     words = ["mpirun." + mpi if word == "mpirun" else kit.RINGATTN if word == "ringattn" else word
                              for word in line.split()]
-                    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=ENVIRONMENT, cwd=self.directory)
+                    done = subprocess.run(words, capture_output=True, text=True, timeout=120, env=ENVIRONMENT,
+                                          cwd=self.directory)
                     self.assertEqual(done.returncode, 0, done.stderr)
 
     def test_a_mistake_is_said_once_and_leaves_nothing(self):
@@ -125,8 +126,8 @@ class UnderALauncher(kit.Case):
         return mine
 
     def peaks_of(self, mpi, ranks, name, *args):
-        """What each rank held at most beside mapped files, MPI's own memory included, and its VmHWM. Buffers live as long as the
-        call they serve, so looking every few milliseconds does not miss them."""
+        """What each rank held at most beside mapped files, MPI's own memory included, and its VmHWM. Buffers live as long as
+        the call they serve, so looking every few milliseconds does not miss them."""
         process = subprocess.Popen(["mpirun." + mpi, "-n", str(ranks), kit.RINGATTN, "run", "--q", name, *map(str, args)],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
         pids, peaks = [], {}
@@ -155,10 +156,12 @@ class UnderALauncher(kit.Case):
         arrays = {name: np.random.default_rng(i).standard_normal(shape, np.float32) for i, name in enumerate("qkv")}
         for name, array in arrays.items():
             self.save("big_" + name + ".npy", array)
-        safe.dump(self.path("big.safetensors"), {name: safe.tensor(array) for name, array in arrays.items()})
-        options = ("--segment-lengths", "256,0", "--dilation-rates", "1,16", "--schedule", "ring", "--causal", "--memory-limit", limit)
+        one_file = self.path("big.safetensors")
+        safe.dump(one_file, {name: safe.tensor(array) for name, array in arrays.items()})
+        options = ("--segment-lengths", "256,0", "--dilation-rates", "1,16", "--schedule", "ring", "--causal",
+                   "--memory-limit", limit)
         formats = {"npy": [self.path(f"big_{name}.npy") for name in "qkv"] + [self.path("out.npy")],
-                   "safetensors": [self.path("big.safetensors") + ":" + name for name in "qkv"] + [self.path("out.safetensors:out")]}
+                   "safetensors": [f"{one_file}:{name}" for name in "qkv"] + [self.path("out.safetensors:out")]}
         for mpi in self.mpis:
             for kind, (q, k, v, out) in formats.items():
                 with self.subTest(mpi=mpi, kind=kind):
@@ -172,7 +175,7 @@ class UnderALauncher(kit.Case):
         self.assertEqual(self.load("one.npy").tobytes(), self.load("out.npy").tobytes())
 
     def test_rows_of_files_beyond_four_gibibytes_are_the_right_ones(self):
-        rows, near = 9 << 22, 300  # 9 GiB each, all holes but for the last rows: three of four ranks begin beyond 2 GiB, two beyond 4
+        rows, near = 9 << 22, 300  # 9 GiB each, all holes but for the last rows; two of four ranks begin beyond 4 GiB
         arrays = [np.random.default_rng(i).standard_normal((1, near, 1, 64), np.float32) for i in range(3)]
         for name, array in zip("qkv", arrays):
             self.save(f"near_{name}.npy", array)
@@ -181,7 +184,8 @@ class UnderALauncher(kit.Case):
             del far
         for mpi in self.mpis:
             # Queries are few, and lie at the end: each meets keys of the last 150 rows only.
-            far = ["--k", self.path("far_k.npy"), "--v", self.path("far_v.npy"), "--out", self.path("far_out.npy"), "--window", "149,0"]
+            far = ["--k", self.path("far_k.npy"), "--v", self.path("far_v.npy"), "--window", "149,0",
+                   "--out", self.path("far_out.npy")]
             done = launch(mpi, 4, "run", "--q", self.path("near_q.npy"), *far, "--threads", 1)
             self.assertEqual(done.returncode, 0, done.stderr)
         near_inputs = [part for n in "qkv" for part in ("--" + n, self.path(f"near_{n}.npy"))]

@@ -159,11 +159,11 @@ def installed(directory):
     libraries = next(prefix.rglob("libringattn.so")).parent
     os.environ.update(PKG_CONFIG_PATH=str(libraries / "pkgconfig"), LD_LIBRARY_PATH=str(libraries))
     os.environ.pop("RINGATTN_MODULE_PATH")
-    flags = subprocess.run(["pkg-config", "--cflags", "--libs", "ringattn"], check=True, capture_output=True, text=True).stdout.split()
+    flags = subprocess.run(["pkg-config", "--cflags", "--libs", "ringattn"], check=True, capture_output=True, text=True).stdout
     for source, line in (("ring_mpi.c", " over mpi: "), ("mpi/ring_of_a_part.c", " in its ring: largest error ")):
         program = pathlib.Path(directory) / pathlib.Path(source).stem
-        subprocess.run([os.environ["MPICC"], "-Wall", "-Wextra", "-Werror", pathlib.Path(os.environ["RA_SOURCE"]) / "examples" / source,
-                        *flags, "-lm", "-o", program], check=True)
+        path = pathlib.Path(os.environ["RA_SOURCE"]) / "examples" / source
+        subprocess.run([os.environ["MPICC"], "-Wall", "-Wextra", "-Werror", path, *flags.split(), "-lm", "-o", program], check=True)
         for ranks in (2, 4):
             programs(directory, ranks, str(program), line, [()])
     print("both examples, built with mpicc against an installed ringattn, run on 2 and 4 ranks")
@@ -230,7 +230,8 @@ def alarms(directory):
     print("a step of ten times the timeout: no alarm")
     all_well(Job(directory, 3, "late", 2.5, timeout=0.5))
     print("a rank that arrives late is waited for")
-    never = 'if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then sleep 5; else exec "$RINGATTN" bench --seq 64 --start-timeout 1; fi'
+    never = ('if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then sleep 5; '
+             'else exec "$RINGATTN" bench --seq 64 --start-timeout 1; fi')
     job = Job(directory, 3, "-c", never, program="sh")
     job.process.wait(timeout=60)
     if job.all_text().count("not every rank has arrived within 1 s") != 2:
