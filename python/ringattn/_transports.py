@@ -241,7 +241,11 @@ class MpiMailbox(Polled):
                     self.send_frame(peer, HEADER.pack(LEFT, 0, 0))
 
     def end(self, deadline: float) -> None:
-        """Lets what is on its way arrive. The duplicate is left to MPI_Finalize: freeing it would wait for the peers."""
+        """Lets what is on its way arrive, the goodbyes of the others included: MPI_Finalize wants no message left over. The
+        duplicate is left to it, too: freeing it would wait for the peers."""
         with self.changed:
-            while self._sends and not self.MPI.Is_finalized() and time.monotonic() < deadline:
+            while not self.MPI.Is_finalized() and time.monotonic() < deadline:
                 self.progress()
+                if not self._sends and len(self.lost) == self.ranks - 1:
+                    return
+                time.sleep(0.001)

@@ -58,8 +58,11 @@ def rng():
     return np.random.default_rng(0)
 
 
-def run_python(code, *, ranks=None, timeout=120, env=None, check=True, arguments=()):
-    """Runs code in fresh processes: one, or `ranks` of them under torchrun. Returns the finished process."""
+HANGS = 600  # seconds after which a process counts as hanging: far beyond what a busy machine takes
+
+
+def run_python(code, *, ranks=None, check=True, arguments=()):
+    """Runs a script in fresh processes: one, or `ranks` of them under torchrun. Returns the finished process."""
     command = [sys.executable]
     if ranks is not None:
         command += [
@@ -75,9 +78,9 @@ def run_python(code, *, ranks=None, timeout=120, env=None, check=True, arguments
             "localhost:0",
         ]
     path = pathlib.Path(code)
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **(env or {})}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
-        [*command, str(path), *map(str, arguments)], capture_output=True, text=True, timeout=timeout, env=environment
+        [*command, str(path), *map(str, arguments)], capture_output=True, text=True, timeout=HANGS, env=environment
     )
     if check and done.returncode:
         raise AssertionError(f"{path.name} ended with {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}")

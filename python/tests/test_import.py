@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import ringattn
+from conftest import HANGS
 
 BLOCK = """
 import sys
@@ -20,7 +21,7 @@ sys.meta_path.insert(0, Block())
 
 def run(code, block=("torch", "mpi4py", "transformers", "matplotlib", "ml_dtypes")):
     return subprocess.run(
-        [sys.executable, "-c", BLOCK.format(names=set(block)) + code], capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", BLOCK.format(names=set(block)) + code], capture_output=True, text=True, timeout=HANGS
     )
 
 

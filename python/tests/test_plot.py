@@ -9,6 +9,7 @@ import sys
 import numpy as np
 import pytest
 import ringattn
+from conftest import HANGS
 from ringattn import plot
 
 import reference
@@ -151,7 +152,7 @@ def test_results_in_the_repository_can_be_drawn(path):
 def test_the_command_draws_files_and_says_where(tmp_path):
     source = tmp_path / "results.json"
     source.write_text("".join(json.dumps(bench(p)) + "\n" for p in (1, 2)) + json.dumps([MEMORY, PLAN]))
-    done = subprocess.run([sys.executable, "-m", "ringattn.plot", str(source)], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-m", "ringattn.plot", str(source)], capture_output=True, text=True, timeout=HANGS)
     assert done.returncode == 0 and done.stdout.strip() == str(tmp_path / "results.png"), done.stderr
     assert (tmp_path / "results.png").read_bytes().startswith(b"\x89PNG")
     assert plot.main([str(source), "-o", str(tmp_path / "picture.svg")]) == 0

@@ -60,7 +60,7 @@ def test_the_training_script_runs_on_four_ranks(tmp_path):
     (script,) = [block for block in blocks() if block.startswith("# torchrun")]
     path = tmp_path / "train.py"
     path.write_text(script)
-    done = run_python(WORKERS / "forks.py", arguments=[4, path], timeout=150)
+    done = run_python(WORKERS / "forks.py", arguments=[4, path])
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step")]
     assert len(losses) == 3 and losses[2] < losses[0], done.stdout
 
