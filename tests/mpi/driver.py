@@ -169,6 +169,12 @@ def installed(directory):
     print("both examples, built with mpicc against an installed ringattn, run on 2 and 4 ranks")
 
 
+def one_post_mortem(job, ranks):
+    for rank in ranks:
+        if job.all_text().count(f"ringattn: warn: post-mortem of rank {rank}, step ") != 1:
+            fail(job, f"rank {rank} did not leave one post-mortem")
+
+
 def judge(job, victim, how):
     survivors = [rank for rank in range(job.ranks) if rank != victim or how == "error"]
     reports = job.finish(waited_for=survivors, limit=job.timeout + 20)
@@ -183,6 +189,7 @@ def judge(job, victim, how):
             fail(job, f"rank {rank} does not name step and phase: {report}")
         if report["seconds"] > job.timeout + 1 + 0.5:  # half a second for the work before the fault, many ranks on two cores
             fail(job, f"rank {rank} returned only after {report['seconds']} s")
+    one_post_mortem(job, survivors if how != "error" else ())
     return len({reports[rank]["sentence"] for rank in survivors}) == 1
 
 
@@ -214,9 +221,7 @@ def deadlock(directory):
             for rank, report in reports.items():
                 if report is None or report["note"] != "told" or report["sentence"] != reports[0]["sentence"]:
                     fail(job, f"rank {rank} reports {report}")
-            for rank in range(ranks):
-                if job.all_text().count(f"ringattn: warn: post-mortem of rank {rank},") != 1:
-                    fail(job, f"rank {rank} did not leave one post-mortem")
+            one_post_mortem(job, range(ranks))
             count += 1
     print(f"{count} jobs whose ranks wait for each other: told on every rank, with one post-mortem each")
 
@@ -310,11 +315,12 @@ def command(directory):
         job.finish(waited_for=(), limit=0.0)
         if seconds > 1 + 1 + 1:  # one more for tiles of a slow kernel, three ranks on two cores
             fail(job, f"survivors of rank {victim} were there for {seconds:.1f} s")
-        if f"rank {victim} " not in job.text():
+        if f"rank {victim} " not in job.all_text():
             fail(job, f"nobody names rank {victim}")
+        one_post_mortem(job, {0, 1, 2} - {victim})
         if os.path.exists("killed.npy"):
             fail(job, "an output appeared under its name")
-    print("a killed rank: the survivors name it and leave within the timeout, and no output appears")
+    print("a killed rank: the survivors name it, with one post-mortem each, and leave within the timeout; no output appears")
 
 
 class Hosts:
