@@ -58,6 +58,19 @@ def rng():
     return np.random.default_rng(0)
 
 
+class Foreign:
+    """An array of a library that is known by DLPack alone."""
+
+    def __init__(self, array):
+        self.array = array
+
+    def __dlpack__(self, **options):
+        return self.array.__dlpack__(**options)
+
+    def __dlpack_device__(self):
+        return self.array.__dlpack_device__()
+
+
 HANGS = 600  # seconds after which a process counts as hanging: far beyond what a busy machine takes
 
 

@@ -7,6 +7,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed")
 if not torch.cuda.is_available():
     pytest.skip("there is no CUDA device here", allow_module_level=True)
 import ringattn  # noqa: E402
+from conftest import Foreign  # noqa: E402
 from torch.nn.functional import scaled_dot_product_attention  # noqa: E402
 
 import reference  # noqa: E402
@@ -99,16 +100,6 @@ def test_compiled_attention_is_attention():
 
 
 def test_dlpack_exporters_on_the_device_are_taken():
-    class Foreign:
-        def __init__(self, tensor):
-            self.tensor = tensor
-
-        def __dlpack__(self, *arguments, **options):
-            return self.tensor.__dlpack__(*arguments, **options)
-
-        def __dlpack_device__(self):
-            return self.tensor.__dlpack_device__()
-
     tensors = [x.detach() for x in inputs(torch.bfloat16)]
     out = unless_missing(lambda: ringattn.attention(*map(Foreign, tensors)))
     assert out.is_cuda and torch.equal(out, ringattn.attention(*tensors))

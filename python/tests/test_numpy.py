@@ -6,6 +6,7 @@ import threading
 import numpy as np
 import pytest
 import ringattn
+from conftest import Foreign
 
 import reference
 
@@ -142,20 +143,16 @@ def test_bfloat16_of_ml_dtypes_is_supported(rng):
 
 
 def test_dlpack_objects_are_taken(rng):
-    class Foreign:
-        def __init__(self, array):
-            self.array = array
-
-        def __dlpack__(self, **options):
-            return self.array.__dlpack__(**options)
-
-        def __dlpack_device__(self):
-            return self.array.__dlpack_device__()
-
     q, k, v = inputs(rng)
     out = ringattn.attention(Foreign(q), Foreign(k), Foreign(v), is_causal=True)
     assert np.array_equal(out, ringattn.attention(q, k, v, is_causal=True))
     assert np.array_equal(out, ringattn.attention(q, Foreign(k), v, is_causal=True))
+
+    class Older(Foreign):
+        def __dlpack__(self, stream=None):  # as before 2023
+            return self.array.__dlpack__()
+
+    assert np.array_equal(out, ringattn.attention(Older(q), Older(k), Older(v), is_causal=True))
 
 
 def test_threads_and_kernels_change_rounding_only(rng):

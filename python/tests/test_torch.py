@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import ringattn
 import torch
+from conftest import Foreign
 from torch.nn.functional import scaled_dot_product_attention
 
 import reference
@@ -289,16 +290,6 @@ def test_the_same_call_twice_gives_the_same_bits():
 
 
 def test_dlpack_exporters_of_bfloat16_come_back_as_torch_tensors():
-    class Foreign:
-        def __init__(self, tensor):
-            self.tensor = tensor
-
-        def __dlpack__(self, **options):
-            return self.tensor.__dlpack__(**options)
-
-        def __dlpack_device__(self):
-            return self.tensor.__dlpack_device__()
-
     tensors = [x.detach().bfloat16() for x in inputs()]
     out = ringattn.attention(*map(Foreign, tensors))
     assert isinstance(out, torch.Tensor) and torch.equal(out, ringattn.attention(*tensors))
