@@ -232,6 +232,8 @@ def _from_dlpack(query: Any, key: Any, value: Any) -> list[Any]:
             raise ValueError(
                 f"{name} is a {type(array).__name__}; it must be a NumPy array, a torch tensor or an object with __dlpack__"
             )
+        if isinstance(array, np.ma.MaskedArray):
+            raise ValueError(f"{name} is a masked array, whose mask would be ignored; use key_range or window")
     try:
         return [np.asarray(array) if isinstance(array, np.ndarray) else np.from_dlpack(array) for array in arrays]
     except _UNREADABLE as error:  # bfloat16, or memory of another device

@@ -98,6 +98,7 @@ def test_an_argument_that_asks_for_nothing_is_taken_and_an_unknown_one_is_a_type
         (X.astype(np.float32).astype(">f4"), X.astype(">f4"), X.astype(">f4"), "dtype"),
         (X.tolist(), X, X, "query is a list"),
         (X, None, X, "key is a NoneType"),
+        (X, np.ma.masked_array(X), X, "key is a masked array"),
     ],
 )
 def test_tensors_that_do_not_fit_are_named(q, k, v, match):
