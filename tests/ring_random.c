@@ -4,14 +4,13 @@
 
 #include "support.h"
 
+static void draw_any(test_case *c, test_rng *rng, int64_t n) {
+    test_case_random(c, rng, n % 10 ? 40 : 150, 8);
+}
+
 static void random_cases_match_the_reference(void **state) {
     (void)state;
-    test_rng rng = {test_seed(1)};
-    for (int64_t n = test_cases(600, 12000); n > 0; n--) {
-        test_case c;
-        test_case_random(&c, &rng, n % 10 ? 40 : 150, 8);
-        test_case_holds(&c);
-    }
+    test_cases_hold(1, 600, 12000, draw_any);
 }
 
 static void random_cases_match_on_each_kernel_of_this_machine(void **state) {
@@ -50,50 +49,48 @@ static void random_cases_match_on_each_kernel_of_this_machine(void **state) {
     print_message("%lld kernels\n", (long long)kernels);
 }
 
+static void draw_wide(test_case *c, test_rng *rng, int64_t n) {
+    static const int64_t dims[] = {65, 80, 96, 100, 127, 128, 129, 160, 192, 255, 256};
+    test_case_random(c, rng, 50, 4);
+    c->desc.head_dim = dims[n % 11];
+}
+
 static void wide_heads_match_the_reference(void **state) {
     (void)state;
-    static const int64_t dims[] = {65, 80, 96, 100, 127, 128, 129, 160, 192, 255, 256};
-    test_rng rng = {test_seed(3)};
-    for (int64_t n = test_cases(33, 330); n > 0; n--) {
-        test_case c;
-        test_case_random(&c, &rng, 50, 4);
-        c.desc.head_dim = dims[n % 11];
-        test_case_holds(&c);
-    }
+    test_cases_hold(3, 33, 330, draw_wide);
+}
+
+static void draw_large_ring(test_case *c, test_rng *rng, int64_t n) {
+    test_case_random(c, rng, 150, 1);
+    c->ranks = n % 3 ? 64 : (int)(9 + rng_below(rng, 50));
+    c->transport = n % 2 ? TEST_THREADS : TEST_CUSTOM;
+    c->desc.threads = 1;
+    if (c->desc.bucket == 1 && c->desc.seq_k > 40) c->desc.bucket = 5;
 }
 
 static void rings_of_up_to_64_ranks_match_the_reference(void **state) {
     (void)state;
-    test_rng rng = {test_seed(4)};
-    for (int64_t n = test_cases(24, 300); n > 0; n--) {
-        test_case c;
-        test_case_random(&c, &rng, 150, 1);
-        c.ranks = n % 3 ? 64 : (int)(9 + rng_below(&rng, 50));
-        c.transport = n % 2 ? TEST_THREADS : TEST_CUSTOM;
-        c.desc.threads = 1;
-        if (c.desc.bucket == 1 && c.desc.seq_k > 40) c.desc.bucket = 5;
-        test_case_holds(&c);
+    test_cases_hold(4, 24, 300, draw_large_ring);
+}
+
+static void draw_long(test_case *c, test_rng *rng, int64_t n) {
+    (void)n;
+    test_case_random(c, rng, 40, 6);
+    c->desc.batch = 1;
+    c->key_range = false;
+    c->desc.seq_k = 300 + rng_below(rng, 700);
+    c->desc.seq_q = rng_chance(rng, 70) ? c->desc.seq_k : 300 + rng_below(rng, 400);
+    for (int64_t b = 0; b < c->desc.branches; b++) {
+        c->segment_lengths[b] = rng_chance(rng, 20) ? 0 : 1 + rng_below(rng, 600);
+        c->dilation_rates[b] = 1 + rng_below(rng, 6);
     }
+    if (c->desc.bucket == 1) c->desc.bucket = 0;
+    test_case_link(c);
 }
 
 static void longer_sequences_match_the_reference(void **state) {
     (void)state;
-    test_rng rng = {test_seed(5)};
-    for (int64_t n = test_cases(12, 120); n > 0; n--) {
-        test_case c;
-        test_case_random(&c, &rng, 40, 6);
-        c.desc.batch = 1;
-        c.key_range = false;
-        c.desc.seq_k = 300 + rng_below(&rng, 700);
-        c.desc.seq_q = rng_chance(&rng, 70) ? c.desc.seq_k : 300 + rng_below(&rng, 400);
-        for (int64_t b = 0; b < c.desc.branches; b++) {
-            c.segment_lengths[b] = rng_chance(&rng, 20) ? 0 : 1 + rng_below(&rng, 600);
-            c.dilation_rates[b] = 1 + rng_below(&rng, 6);
-        }
-        if (c.desc.bucket == 1) c.desc.bucket = 0;
-        test_case_link(&c);
-        test_case_holds(&c);
-    }
+    test_cases_hold(5, 12, 120, draw_long);
 }
 
 /* One call, one process; a result without lse. */
@@ -129,12 +126,6 @@ static void the_one_call_form_gives_the_same_bits(void **state) {
     }
 }
 
-static int print_worst(void **state) {
-    (void)state;
-    test_print_worst();
-    return 0;
-}
-
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(random_cases_match_the_reference),
@@ -144,5 +135,5 @@ int main(void) {
         cmocka_unit_test(longer_sequences_match_the_reference),
         cmocka_unit_test(the_one_call_form_gives_the_same_bits),
     };
-    return cmocka_run_group_tests_name("random cases", tests, NULL, print_worst);
+    return cmocka_run_group_tests_name("random cases", tests, NULL, test_print_worst);
 }

@@ -81,16 +81,10 @@ static void every_small_shape(void **state) {
     print_message("%lld cases\n", (long long)cases);
 }
 
-static int print_worst(void **state) {
-    (void)state;
-    test_print_worst();
-    return 0;
-}
-
 int main(void) {
     static int ranks[] = {1, 2, 3, 4, 5, 6, 7, 8};
 #define ON(p)                                                                                                                  \
     { "every small shape is right on " #p " ranks", every_small_shape, NULL, NULL, &ranks[p - 1] }
     const struct CMUnitTest tests[] = {ON(1), ON(2), ON(3), ON(4), ON(5), ON(6), ON(7), ON(8)};
-    return cmocka_run_group_tests_name("small shapes", tests, NULL, print_worst);
+    return cmocka_run_group_tests_name("small shapes", tests, NULL, test_print_worst);
 }

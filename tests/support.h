@@ -139,8 +139,14 @@ typedef struct test_errors {
 void test_case_holds(const test_case *c);
 void test_case_holds_on(const test_ring *ring, const test_case *c);
 void test_result_holds(const test_case *c, const test_data *data, const test_result *result);
-/* The largest errors so far in this program, for the log. */
-void test_print_worst(void);
+/* The same with the data given: a ring of its own, and the verdict. */
+void test_data_holds(const test_case *c, const test_data *data);
+/* test_case_holds for as many cases as test_cases says; draw fills the n-th, counted down to 1. */
+void test_cases_hold(uint64_t seed, int64_t fast, int64_t slow, void (*draw)(test_case *c, test_rng *rng, int64_t n));
+/* The same with NaN in every row that nobody reads. Returns the rows poisoned. */
+int64_t test_poisoned_cases_hold(uint64_t seed, int64_t fast, int64_t slow, void (*draw)(test_case *c, test_rng *rng, int64_t n));
+/* The largest errors so far in this program, for the log; a group's teardown. */
+int test_print_worst(void **state);
 
 bool test_long(void);              /* RINGATTN_LONG=1 */
 /* How many random cases: fast or (RINGATTN_LONG=1) slow, times RINGATTN_EFFORT percent. */

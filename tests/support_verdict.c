@@ -105,10 +105,40 @@ void test_case_holds(const test_case *c) {
     test_ring_close(&ring);
 }
 
-void test_print_worst(void) {
+void test_data_holds(const test_case *c, const test_data *data) {
+    test_result result = test_run(c, data);
+    test_result_holds(c, data, &result);
+    test_result_free(&result);
+}
+
+static int64_t cases_hold(uint64_t seed, int64_t count, void (*draw)(test_case *c, test_rng *rng, int64_t n), bool poison) {
+    test_rng rng = {test_seed(seed)};
+    int64_t poisoned = 0;
+    for (int64_t n = count; n > 0; n--) {
+        test_case c;
+        draw(&c, &rng, n);
+        test_data data = test_data_create(&c);
+        if (poison) poisoned += test_data_poison(&c, &data);
+        test_data_holds(&c, &data);
+        test_data_free(&data);
+    }
+    return poisoned;
+}
+
+void test_cases_hold(uint64_t seed, int64_t fast, int64_t slow, void (*draw)(test_case *c, test_rng *rng, int64_t n)) {
+    cases_hold(seed, test_cases(fast, slow), draw, false);
+}
+
+int64_t test_poisoned_cases_hold(uint64_t seed, int64_t fast, int64_t slow, void (*draw)(test_case *c, test_rng *rng, int64_t n)) {
+    return cases_hold(seed, test_cases(fast, slow), draw, true);
+}
+
+int test_print_worst(void **state) {
+    (void)state;
     static const char *const dtypes[] = {"f32", "bf16", "f16", "f64"};
     for (int n = 0; n < 4; n++) {
         print_message("%s, largest error over its bound: out %.2f, lse %.2f, dq %.2f, dk %.2f, dv %.2f\n", dtypes[n], worst[n].out,
                       worst[n].lse, worst[n].dq, worst[n].dk, worst[n].dv);
     }
+    return 0;
 }
