@@ -164,7 +164,11 @@ void ra_link_set_phase(ra_link *link, const char *phase) {
     unlock(link);
 }
 
-void ra_link_set_mute(ra_link *link) { link->mute = true; }
+void ra_link_set_mute(ra_link *link) {
+    lock(link);
+    link->mute = true;
+    unlock(link);
+}
 
 void ra_link_set_checksum(ra_link *link, bool payload_crc) {
     lock(link);
