@@ -51,10 +51,6 @@ typedef struct tile_config {
 
 typedef uint16_t halves __attribute__((vector_size(64)));
 typedef uint16_t halves_any __attribute__((vector_size(64), aligned(2), may_alias));
-typedef uint16_t half16 __attribute__((vector_size(32)));
-typedef uint16_t half16_any __attribute__((vector_size(32), aligned(2), may_alias));
-typedef uint32_t words __attribute__((vector_size(64)));
-typedef uint32_t words_any __attribute__((vector_size(64), aligned(4), may_alias));
 
 #include "core/dtype.h"
 #include "kernels/cpu/cpu.h"
@@ -115,6 +111,16 @@ INLINE rows32 take_keys(uint16_t *copy, const ra_place *place, const ra_tensor *
                      high - c, place->problem->head_dim);
 }
 
+/* Lets keys [c, end) of an item's views come into the second cache: dilated rows are no stream that a processor sees coming. */
+INLINE void fetch_keys(const ra_place *place, int64_t c, int64_t end) {
+    const ra_tensor *k = &place->item->k_view, *v = &place->item->v_view;
+    for (; c < end; c++)
+        for (int64_t d = 0; d < place->problem->head_dim; d += 32) {
+            __builtin_prefetch((const uint16_t *)k->data + ra_place_key_at(place, k, c) + d, 0, 2);
+            __builtin_prefetch((const uint16_t *)v->data + ra_place_key_at(place, v, c) + d, 0, 2);
+        }
+}
+
 /* 32 rows for A: [width/32][2] tiles. */
 static inline void pack_rows(uint16_t *tiles, rows32 rows, int64_t width) {
     for (int64_t d = 0; d < width; d += 32)
@@ -128,18 +134,18 @@ static inline void pack_across(uint16_t *tiles, rows32 rows, int64_t width) {
             transpose((float *)(void *)tiles, 16, (const float *)(const void *)(rows.data + i * rows.stride + d), rows.stride / 2);
 }
 
-INLINE words interleave(half16 even, half16 odd) {
-    return __builtin_convertvector(even, words) | __builtin_convertvector(odd, words) << 16;
-}
-
 /* 32 rows along: 2 tiles for every 32 columns, `step` elements apart. */
 static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64_t step) {
     for (int64_t d = 0; d < width; d += 32, tiles += step)
         for (int64_t p = 0; p < 16; p++) {
-            const uint16_t *even = rows.data + 2 * p * rows.stride + d, *odd = even + rows.stride;
-            for (int64_t half = 0; half < 2; half++)
-                *(words_any *)(tiles + half * TILE + p * 32) =
-                    interleave(*(const half16_any *)(even + half * 16), *(const half16_any *)(odd + half * 16));
+            const halves even = *(const halves_any *)(rows.data + 2 * p * rows.stride + d);
+            const halves odd = *(const halves_any *)(rows.data + (2 * p + 1) * rows.stride + d);
+            *(halves_any *)(tiles + p * 32) =
+                __builtin_shufflevector(even, odd, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12,
+                                        44, 13, 45, 14, 46, 15, 47);
+            *(halves_any *)(tiles + TILE + p * 32) =
+                __builtin_shufflevector(even, odd, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58,
+                                        27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
         }
 }
 
@@ -147,9 +153,10 @@ static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64
 
 /* C = A B, or += with `add`, `depth` steps of 32 deep, of which each moves B by b_step elements; with a turn of other work after every
  * two tile products, about as much as they need to finish: in larger pieces the vector unit and the tile unit would wait for each
- * other, since the processor looks ahead some 500 instructions. The work must not touch C. */
+ * other, since the processor looks ahead some 500 instructions. The work must not touch C. `share` tells how much of it a turn is. */
 #define PRODUCT(name, work_type, turn)                                                                                         \
-    INLINE void name(float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth, const bool add, work_type *work) { \
+    INLINE void name(float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth, const bool add, work_type *work, \
+                     const int64_t share) {                                                                                    \
         __asm__ volatile("" ::: "memory"); /* compilers do not know that a tile load reads memory */                           \
         if (add) {                                                                                                             \
             TILE_LOAD(0, c, 64);                                                                                               \
@@ -169,10 +176,10 @@ static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64
             TILE_LOAD(7, b + TILE, 64);                                                                                        \
             TILE_DOT(1, 4, 7);                                                                                                 \
             TILE_LOAD(5, a + TILE, 64);                                                                                        \
-            turn(work);                                                                                                        \
+            turn(work, share);                                                                                                 \
             TILE_DOT(2, 5, 6);                                                                                                 \
             TILE_DOT(3, 5, 7);                                                                                                 \
-            turn(work);                                                                                                        \
+            turn(work, share);                                                                                                 \
             a += 2 * TILE;                                                                                                     \
             b += b_step;                                                                                                       \
         }                                                                                                                      \
@@ -182,7 +189,7 @@ static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64
         TILE_STORE(3, c + 3 * SUMS, 64);                                                                                       \
     }
 
-#define NO_TURN(work) ((void)(work))
+#define NO_TURN(work, share) ((void)(work), (void)(share))
 PRODUCT(multiply, void, NO_TURN)
 
 #endif

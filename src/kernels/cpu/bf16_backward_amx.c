@@ -104,7 +104,7 @@ typedef struct backward_work {
     const tile_job *t;
     int64_t chunk, group;
     int64_t pair;      /* pairs done */
-    int64_t due, rate; /* pairs that should be done; pairs of a turn: in 64ths */
+    int64_t due;       /* pairs that should be done, in 64ths */
     bool masked;
 } backward_work;
 
@@ -116,8 +116,8 @@ INLINE void differentiate_pairs(backward_work *w, int64_t end) {
 }
 
 /* The pairs of a square are dealt out to the turns of its step. */
-INLINE void backward_turn(backward_work *w) {
-    w->due += w->rate;
+INLINE void backward_turn(backward_work *w, int64_t rate) {
+    w->due += rate;
     differentiate_pairs(w, ra_min(16, w->due / 64));
 }
 
@@ -136,7 +136,7 @@ typedef struct progress {
     int64_t chunk, piece, group;
 } progress;
 
-INLINE void add_gradients(const tile_job *t, progress *g, int64_t products, const int64_t depth, backward_work *work) {
+INLINE void add_gradients(const tile_job *t, progress *g, int64_t products, const int64_t depth, backward_work *work, int64_t rate) {
     backward_space *f = t->f;
     while (products > 0 && g->piece < 2 * depth) {
         const bool values = g->piece < depth;
@@ -145,9 +145,9 @@ INLINE void add_gradients(const tile_job *t, progress *g, int64_t products, cons
         const uint16_t *a = (values ? f->p : f->ds)[g->chunk & 1] + g->group * 2 * TILE;
         const uint16_t *b = (values ? f->dout_along : f->q_along) + (column * t->groups + g->group) * 2 * TILE;
         if (g->group == 0)
-            multiply_and_differentiate(c, a, b, 2 * TILE, count, false, work);
+            multiply_and_differentiate(c, a, b, 2 * TILE, count, false, work, rate);
         else
-            multiply_and_differentiate(c, a, b, 2 * TILE, count, true, work);
+            multiply_and_differentiate(c, a, b, 2 * TILE, count, true, work, rate);
         products -= count;
         g->group += count;
         if (g->group < t->groups) continue;
@@ -159,28 +159,29 @@ INLINE void add_gradients(const tile_job *t, progress *g, int64_t products, cons
 INLINE void walk_tile(const tile_job *t, const int64_t depth) {
     backward_space *f = t->f;
     backward_work nothing = {.pair = 16};
-    multiply(SQUARE_SCORES(t, 0, 0, depth), false, NULL);
-    multiply(SQUARE_SLOPES(t, 0, 0, depth), false, NULL);
+    multiply(SQUARE_SCORES(t, 0, 0, depth), false, NULL, 0);
+    multiply(SQUARE_SLOPES(t, 0, 0, depth), false, NULL, 0);
     for (int64_t chunk = 0; chunk < t->chunks; chunk++) {
         progress gradients = {.chunk = chunk - 1};
         for (int64_t group = 0; group < t->groups; group++) {
             const bool last = group + 1 == t->groups;
-            backward_work work = {.t = t, .chunk = chunk, .group = group, .rate = ra_ceil_div(16 * 64, (chunk > 0 ? 8 : 4) * depth),
+            const int64_t rate = ra_ceil_div(16 * 64, (chunk > 0 ? 8 : 4) * depth); /* pairs of a turn, in 64ths */
+            backward_work work = {.t = t, .chunk = chunk, .group = group,
                                   .masked = t->begin > chunk * SQUARE || t->end < (chunk + 1) * SQUARE};
             if (!last || chunk + 1 < t->chunks) {
-                multiply_and_differentiate(SQUARE_SCORES(t, chunk + last, last ? 0 : group + 1, depth), false, &work);
-                multiply_and_differentiate(SQUARE_SLOPES(t, chunk + last, last ? 0 : group + 1, depth), false, &work);
+                multiply_and_differentiate(SQUARE_SCORES(t, chunk + last, last ? 0 : group + 1, depth), false, &work, rate);
+                multiply_and_differentiate(SQUARE_SLOPES(t, chunk + last, last ? 0 : group + 1, depth), false, &work, rate);
             }
-            if (chunk > 0) add_gradients(t, &gradients, 2 * depth, depth, &work);
+            if (chunk > 0) add_gradients(t, &gradients, 2 * depth, depth, &work, rate);
             differentiate_pairs(&work, 16);
         }
     }
     progress gradients = {.chunk = t->chunks - 1};
-    add_gradients(t, &gradients, INT64_MAX, depth, &nothing);
+    add_gradients(t, &gradients, INT64_MAX, depth, &nothing, 0);
     for (int64_t d = 0; d < depth; d++)
         for (int64_t g = 0; g < t->groups; g++)
             multiply(f->dq + (g * depth + d) * 4 * SUMS, f->k_turned + d * t->chunks * 2 * TILE, f->ds_along + g * t->chunks * 2 * TILE,
-                     2 * TILE, t->chunks, false, NULL);
+                     2 * TILE, t->chunks, false, NULL, 0);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- tiles */
@@ -221,6 +222,7 @@ static void load_rows(backward_space *f, const ra_backward_step *step, const ra_
 static void pack_keys_backward(backward_space *f, const ra_place *place, int64_t first, int64_t last) {
     const int64_t width = padded(place->problem->head_dim), chunks = ra_ceil_div(last - first, SQUARE);
     for (int64_t c = 0; c < chunks; c++) {
+        fetch_keys(place, first + (c + 1) * SQUARE, ra_min(first + (c + 2) * SQUARE, last));
         pack_rows(f->v + c * SQUARE * width, take_keys(f->rows, place, &place->item->v_view, first + c * SQUARE, first, last), width);
         const rows32 keys = take_keys(f->rows, place, &place->item->k_view, first + c * SQUARE, first, last);
         pack_rows(f->k + c * SQUARE * width, keys, width);

@@ -15,9 +15,13 @@
 
 enum {
     STRIP = SQUARE,
-    QUERIES = 1024, /* rows of a tile at most: what one packing of K and V serves */
-    PACKED = 65536, /* elements of K (and of V) that are packed at a time */
+    QUERIES = 1024,  /* rows of a tile at most: what one packing of K and V serves */
+    SUMMED = 65536,  /* elements of acc at most */
+    PACKED = 131072, /* elements of K (and of V) that are packed at a time: with acc and q, half of a second cache of 2 MiB */
 };
+
+/* Rows of a tile at most. */
+INLINE int64_t most_rows(const ra_problem *problem) { return ra_min(QUERIES, SUMMED / padded(problem->head_dim)); }
 
 #define HEAVIEST 0x1p60f /* weight for which a row's base stays */
 
@@ -28,7 +32,6 @@ typedef struct forward_space {
     uint16_t *k, *v, *q; /* forward_arrays */
     float *acc;          /* tiles of C: [strip][32 columns] */
     vec *sums;           /* of the weights of each row, by lanes: reduced once, at the end */
-    _Alignas(64) vec before[STRIP]; /* the sums of the strip as they were before this step */
     float base[QUERIES]; /* -inf: none yet */
     double l[QUERIES];   /* what the sums do not hold: the state that came in */
     int64_t begin[QUERIES], end[QUERIES];
@@ -37,7 +40,7 @@ typedef struct forward_space {
 
 /* Lays the arrays out behind the space itself; with base NULL only tells how long all of it is. */
 static int64_t forward_arrays(const ra_problem *problem, char *base, forward_space *f) {
-    const int64_t width = padded(problem->head_dim), rows = ra_cpu_tile_rows(problem, STRIP, QUERIES);
+    const int64_t width = padded(problem->head_dim), rows = ra_cpu_tile_rows(problem, STRIP, most_rows(problem));
     char *at = base;
     ra_carve(&at, (int64_t)sizeof *f);
     f->k = ra_carve(&at, PACKED * 2);
@@ -66,6 +69,8 @@ typedef struct strip {
     int64_t begin, end; /* packed columns that every row meets */
     float scale;        /* of scores, to base 2 */
     bool shrunk;        /* some row's shrink is not 1 */
+    const ra_place *place;
+    int64_t *ahead, ahead_end, fetch; /* the next key to fetch, their end, how many a step */
 } strip;
 
 /* Weighing of a step: row i has its scores of 16 keys at scores + 16 i, of the next 16 two tiles on, and its weights at weights + 32 i. */
@@ -73,10 +78,9 @@ typedef struct forward_work {
     strip *t;
     const float *scores, *base;
     uint16_t *weights;
-    vec *sums, *before;      /* with this step, without */
+    vec *sums;
     float scale;
-    int64_t step, row, rows; /* rows done; rows of a turn */
-    vec peak;                /* the largest sums of two weights */
+    int64_t step, row; /* rows done */
     bool masked;
 } forward_work;
 
@@ -107,7 +111,7 @@ static void renew_base(const forward_work *w, int64_t i) {
     const float shrink = exp2f(old - base);
     f->base[r] = base;
     f->shrink[i] *= shrink;
-    f->before[i] *= splat(shrink);
+    w->sums[i] *= splat(shrink);
     f->l[r] *= (double)shrink;
     for (int64_t earlier = w->step % t->depth; earlier > 0; earlier--) {
         uint16_t *p = w->weights - earlier * 2 * TILE + i * 32;
@@ -116,7 +120,7 @@ static void renew_base(const forward_work *w, int64_t i) {
     t->shrunk = true;
 }
 
-/* Weights of row i; adds them to its sum, and returns the sums of two. */
+/* Weights of row i; returns the sums of two. */
 INLINE vec weigh_row(const forward_work *w, int64_t i, const bool masked) {
     const float *s = w->scores + i * 16;
     const vec scale = splat(w->scale), base = splat(w->base[i]);
@@ -125,42 +129,48 @@ INLINE vec weigh_row(const forward_work *w, int64_t i, const bool masked) {
         const ivec met0 = met_of(w, i, 0), met1 = met_of(w, i, 1), none = (ivec)splat(-INFINITY);
         x0 = (vec)(((ivec)x0 & met0) | (none & ~met0)), x1 = (vec)(((ivec)x1 & met1) | (none & ~met1));
     }
-    const vec p0 = power_of_two(x0), p1 = power_of_two(x1), sum = p0 + p1, before = w->sums[i];
-    w->before[i] = before;
-    w->sums[i] = before + sum;
+    const vec p0 = power_of_two(x0), p1 = power_of_two(x1);
     *(halves_any *)(w->weights + i * 32) = VEC_TO_BF16(p0, p1);
-    return sum;
+    return p0 + p1;
 }
 
-static __attribute__((noinline)) void weigh_masked_rows(forward_work *w, int64_t i, int64_t end) {
-    for (; i < end; i++) w->peak = VEC_MAX(w->peak, weigh_row(w, i, true));
+/* Rows [i, end) with care: masks, and new bases where they are due. */
+static __attribute__((noinline)) void weigh_carefully(const forward_work *w, int64_t i, int64_t end) {
+    for (; i < end; i++) {
+        vec sum = weigh_row(w, i, true);
+        if (VEC_ANY_ABOVE(sum, splat(HEAVIEST))) {
+            renew_base(w, i);
+            sum = weigh_row(w, i, true);
+        }
+        w->sums[i] += sum;
+    }
 }
 
-INLINE void weigh_rows(forward_work *w, int64_t count) {
-    const int64_t begin = w->row, end = ra_min(begin + count, STRIP);
-    w->row = end;
+/* The next `rows` rows, at most 8. */
+INLINE void weigh_rows(forward_work *w, const int64_t rows) {
+    const int64_t begin = w->row;
+    if (begin == STRIP) return;
+    w->row += rows;
     if (w->masked) {
-        weigh_masked_rows(w, begin, end);
+        weigh_carefully(w, begin, begin + rows);
         return;
     }
     const forward_work in_registers = *w;
-    vec peak = w->peak;
-    for (int64_t i = begin; i < end; i++) peak = VEC_MAX(peak, weigh_row(&in_registers, i, false));
-    w->peak = peak;
-}
-
-/* Once more, with new bases. */
-static __attribute__((noinline)) void weigh_again(forward_work *w) {
-    for (int64_t i = 0; i < STRIP; i++) {
-        renew_base(w, i);
-        w->sums[i] = w->before[i];
-        weigh_masked_rows(w, i, i + 1);
+    vec sum[8], peak = splat(0);
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < rows; i++) {
+        sum[i] = weigh_row(&in_registers, begin + i, false);
+        peak = VEC_MAX(peak, sum[i]);
     }
+    if (__builtin_expect(VEC_ANY_ABOVE(peak, splat(HEAVIEST)), 0)) {
+        weigh_carefully(w, begin, begin + rows);
+        return;
+    }
+#pragma GCC unroll 8
+    for (int64_t i = 0; i < rows; i++) in_registers.sums[begin + i] += sum[i];
 }
 
-INLINE void forward_turn(forward_work *w) { weigh_rows(w, w->rows); }
-
-PRODUCT(multiply_and_weigh, forward_work, forward_turn)
+PRODUCT(multiply_and_weigh, forward_work, weigh_rows)
 
 /* The operands of a step's scores, and of a piece of a block's values, `deep` steps of it. */
 #define SCORES_OF(t, step, depth)                                                                                              \
@@ -182,32 +192,41 @@ static void shrink_rows(strip *t) {
     t->shrunk = false;
 }
 
-INLINE void walk(strip *t, const int64_t depth) {
-    multiply(SCORES_OF(t, 0, depth), false, NULL);
+/* Every step lets some of the keys that are packed next come nearer. */
+INLINE void fetch_ahead(strip *t) {
+    const int64_t end = ra_min(*t->ahead + t->fetch, t->ahead_end);
+    fetch_keys(t->place, *t->ahead, end);
+    *t->ahead = end;
+}
+
+/* A step has 4 depth turns, for 32 rows. */
+INLINE void walk(strip *t, const int64_t depth, const int64_t rows) {
+    multiply(SCORES_OF(t, 0, depth), false, NULL, 0);
     for (int64_t step = 0; step < t->steps; step++) {
         const int64_t block = step / depth, piece = step % depth, column = (t->from + step) * SQUARE;
         forward_work work = {.t = t, .scores = t->f->s[step & 1], .base = t->f->base + t->row,
-                             .weights = t->f->p[block & 1] + piece * 2 * TILE, .sums = t->f->sums + t->row, .before = t->f->before,
-                             .scale = t->scale, .step = step, .rows = (8 + depth - 1) / depth,
-                             .masked = t->begin > column || t->end < column + SQUARE};
-        if (step + 1 < t->steps) multiply_and_weigh(SCORES_OF(t, step + 1, depth), false, &work);
-        if (block > 0) multiply_and_weigh(VALUES_OF(t, block - 1, piece, depth, depth), true, &work);
-        weigh_rows(&work, STRIP);
-        if (__builtin_expect(VEC_ANY_ABOVE(work.peak, splat(HEAVIEST)), 0)) weigh_again(&work);
+                             .weights = t->f->p[block & 1] + piece * 2 * TILE, .sums = t->f->sums + t->row, .scale = t->scale,
+                             .step = step, .masked = t->begin > column || t->end < column + SQUARE};
+        fetch_ahead(t);
+        if (step + 1 < t->steps) multiply_and_weigh(SCORES_OF(t, step + 1, depth), false, &work, rows);
+        if (block > 0) multiply_and_weigh(VALUES_OF(t, block - 1, piece, depth, depth), true, &work, rows);
+        while (work.row < STRIP) weigh_rows(&work, rows);
         if (piece + 1 < depth && step + 1 < t->steps) continue;
         for (int64_t rest = piece + 1; block > 0 && rest < depth; rest++)
-            multiply(VALUES_OF(t, block - 1, rest, depth, depth), true, NULL);
+            multiply(VALUES_OF(t, block - 1, rest, depth, depth), true, NULL, 0);
         if (t->shrunk) shrink_rows(t);
     }
     const int64_t block = (t->steps - 1) / depth;
     for (int64_t piece = 0; piece < depth; piece++)
-        multiply(VALUES_OF(t, block, piece, depth, t->steps - block * depth), true, NULL);
+        multiply(VALUES_OF(t, block, piece, depth, t->steps - block * depth), true, NULL, 0);
 }
 
 /* Rows [row, row + STRIP) against the packed keys [first, last). */
-static void forward_strip(forward_space *f, const ra_problem *problem, int64_t row, int64_t first, int64_t last) {
-    const int64_t depth = padded(problem->head_dim) / SQUARE;
-    strip t = {.f = f, .row = row, .depth = depth, .first = first, .end = last - first, .scale = (float)(problem->scale * LOG2_E)};
+static void forward_strip(forward_space *f, const ra_place *place, int64_t row, int64_t first, int64_t last, int64_t *ahead,
+                          int64_t ahead_end, int64_t fetch) {
+    const int64_t depth = padded(place->problem->head_dim) / SQUARE;
+    strip t = {.f = f, .row = row, .depth = depth, .first = first, .end = last - first, .scale = (float)(place->problem->scale * LOG2_E),
+               .place = place, .ahead = ahead, .ahead_end = ahead_end, .fetch = fetch};
     int64_t low = last, high = first;
     for (int64_t r = row; r < row + STRIP; r++) {
         t.begin = ra_max(t.begin, f->begin[r] - first);
@@ -223,9 +242,10 @@ static void forward_strip(forward_space *f, const ra_problem *problem, int64_t r
     t.from = low / (depth * SQUARE) * depth;
     t.steps = ra_ceil_div(high, SQUARE) - t.from;
     switch (depth) { /* the common head dimensions have their own code */
-    case 2: walk(&t, 2); break;
-    case 4: walk(&t, 4); break;
-    default: walk(&t, depth);
+    case 2: walk(&t, 2, 4); break;
+    case 4: walk(&t, 4, 2); break;
+    case 1: walk(&t, 1, 8); break;
+    default: walk(&t, depth, 4);
     }
 }
 
@@ -296,6 +316,7 @@ static void pack_keys(forward_space *f, const ra_place *place, int64_t first, in
     const int64_t width = padded(place->problem->head_dim);
     for (int64_t c = first; c < high; c += SQUARE) {
         const int64_t block = (c - first) / width * width, step = (c - first - block) / SQUARE;
+        fetch_keys(place, c + SQUARE, ra_min(c + 2 * SQUARE, high));
         pack_across(f->k + (c - first) * width, take_keys(f->rows, place, &place->item->k_view, c, low, high), width);
         pack_along(f->v + block * width + step * 2 * TILE, take_keys(f->rows, place, &place->item->v_view, c, low, high), width,
                    width / SQUARE * 2 * TILE);
@@ -314,8 +335,10 @@ static void forward_tile(const ra_forward_step *step, const ra_place *place, int
     /* Blocks begin at multiples of their length, whatever the tile: so a row's sums do not depend on the rows beside it. */
     for (int64_t first = low / width * width; first < high; first += packed) {
         const int64_t last = ra_min(first + packed, high);
+        int64_t ahead = last;
         pack_keys(f, place, first, low, last);
-        for (int64_t row = 0; row < rows; row += STRIP) forward_strip(f, problem, row, first, last);
+        for (int64_t row = 0; row < rows; row += STRIP)
+            forward_strip(f, place, row, first, last, &ahead, ra_min(last + packed, high), ra_ceil_div(STRIP * SQUARE, rows));
     }
     TILES_OFF();
     /* Strips, not tiles, are given up: which rows a tile holds depends on the number of workers. */
@@ -334,5 +357,5 @@ int64_t ra_amx_forward_scratch(const ra_problem *problem, int workers) {
 
 ra_status ra_amx_forward(const ra_forward_step *step) {
     if (left_to_avx512(step->problem)) return ra_avx512_forward(step);
-    return ra_cpu_forward(step, forward_tile, STRIP, QUERIES, ra_amx_forward_scratch(step->problem, 1));
+    return ra_cpu_forward(step, forward_tile, STRIP, most_rows(step->problem), ra_amx_forward_scratch(step->problem, 1));
 }

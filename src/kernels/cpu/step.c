@@ -107,13 +107,13 @@ static void forward_task(void *arg, int64_t index, int worker) {
     wave->tile(wave->step, &place, begin, end, (char *)wave->step->scratch + worker * wave->scratch);
 }
 
-/* The more rows of a tile, the more use one packing of its keys is; but every worker should get several tiles. */
+/* The more rows of a tile, the more use one packing of its keys is; but of several workers each should get several tiles. */
 static int64_t rows_of_tile(const ra_forward_step *step, const ra_item *items, int64_t count, int64_t unit, int64_t most) {
     int64_t all = 0;
     for (int64_t i = 0; i < count; i++)
         all = ra_sat_add(all, ra_sat_mul(place_count(step->problem, &items[i]),
                                          items[i].q.count * (step->problem->heads / step->problem->kv_heads)));
-    const int64_t share = ra_ceil_div(all, 8 * (int64_t)ra_workers_count(step->workers));
+    const int64_t workers = ra_workers_count(step->workers), share = workers > 1 ? ra_ceil_div(all, 4 * workers) : all;
     return ra_min(ra_max(1, ra_ceil_div(share, unit)) * unit, ra_cpu_tile_rows(step->problem, unit, most));
 }
 
