@@ -135,7 +135,7 @@ class Promises(kit.Case):
                 self.ok(*BILLION, *pattern, "--json")
                 after = resource.getrusage(resource.RUSAGE_CHILDREN)
                 best = min(best, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-            self.assertLess(best, 0.1, pattern)
+            self.assertLess(best, 2 if kit.sanitized() else 0.1, pattern)
 
     def test_memory_of_a_rank_falls_with_the_ring(self):
         for dtype, least in (("f32", [0, 0.40, 0.70, 0.85]), ("bf16", [0, 0.20, 0.55, 0.75])):
