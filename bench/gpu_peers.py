@@ -4,9 +4,9 @@
     bench/gpu_peers.py --library build/libringattn_cuda.so [--cases dense,views,...] [--out results/NAME]   (table, JSON)
     bench/gpu_peers.py --plot results/NAME.json                                                              (PNG beside it)
 
-Peers get what suits them: contiguous [B, H, N, D] for dense attention; for dilated attention strided views of [B, N, H, D] into SDPA
-and a copy of the result to its rows ("the careful way"), no_grad. FlexAttention is compiled, with the pattern as its block mask. Rates
-count attended pairs only, 4 D flops each. A GPU at its power limit slows down, so only rates of one row compare."""
+Peers get what suits them: contiguous [B, H, N, D] for dense attention; for dilated attention strided views of [B, N, H, D] into
+SDPA and a copy of the result to its rows ("the careful way"), no_grad. FlexAttention is compiled, with the pattern as its block
+mask. Rates count attended pairs only, 4 D flops each. A GPU at its power limit slows down, so only rates of one row compare."""
 
 import argparse
 import json
@@ -64,8 +64,10 @@ class Bench:
 
     def ours(self, q, k, v, desc):
         """A function that runs this library into tensors of its own."""
-        out = self.torch.empty(q.shape[0], q.stride(1) // q.shape[2] // q.shape[3] * q.shape[1], *q.shape[2:], device="cuda", dtype=q.dtype)
-        out = out[:, ::out.shape[1] // q.shape[1]]  # rows like q's
+        out = self.torch.empty(
+            q.shape[0], q.stride(1) // q.shape[2] // q.shape[3] * q.shape[1], *q.shape[2:], device="cuda", dtype=q.dtype
+        )
+        out = out[:, :: out.shape[1] // q.shape[1]]  # rows like q's
         lse = self.torch.empty(q.shape[0], q.shape[2], q.shape[1], device="cuda").transpose(1, 2)
         step = self.backend.prepare(q, k, v, desc, out, lse)
 
@@ -83,8 +85,14 @@ class Bench:
         ways = {name: way for name, way in ways.items() if way}
         work = flops if isinstance(flops, dict) else {name: flops for name in ways}
         times = turns(ways, self.repeats(max(work.values())))
-        row = {"group": group, "case": case, "flops": work["ringattn"], "path": self.backend.path, "ms": times,
-               "tflops": {name: work[name] / t / 1e9 for name, t in times.items()}}
+        row = {
+            "group": group,
+            "case": case,
+            "flops": work["ringattn"],
+            "path": self.backend.path,
+            "ms": times,
+            "tflops": {name: work[name] / t / 1e9 for name, t in times.items()},
+        }
         self.rows.append(row)
         print(f"{group:8s} {case:44s} " + "  ".join(f"{name} {rate:6.1f}" for name, rate in row["tflops"].items()), flush=True)
 
@@ -102,12 +110,19 @@ class Bench:
                     q, k, v = self.tensors(n, h, d)
                     theirs = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
                     pairs = n * (n + 1) // 2 if causal else n * n
-                    self.add("dense", f"D={d} h={h} n={n}{' causal' if causal else ''}", 4 * d * h * pairs,
-                             {"ringattn": self.ours(q, k, v, Desc(causal=causal)), "cuDNN": self.sdpa("cuDNN", *theirs, causal),
-                              "FA2": self.sdpa("FA2", *theirs, causal)})
+                    self.add(
+                        "dense",
+                        f"D={d} h={h} n={n}{' causal' if causal else ''}",
+                        4 * d * h * pairs,
+                        {
+                            "ringattn": self.ours(q, k, v, Desc(causal=causal)),
+                            "cuDNN": self.sdpa("cuDNN", *theirs, causal),
+                            "FA2": self.sdpa("FA2", *theirs, causal),
+                        },
+                    )
 
     def views(self):
-        """The kernel alone on every r-th row, in segments; no copy back. Peers get [segments, h, rows, D] views of the same tensors."""
+        """The kernel alone on every r-th row, in segments; no copy back. Peers get [segments, h, rows, D] views of the same."""
         from backend import Desc
 
         n, h = 131072, 12
@@ -118,9 +133,16 @@ class Bench:
                     theirs = [t.view(n // r // rows, rows, h, d).transpose(1, 2) for t in (q, k, v)]
                     pairs = n // r // rows * (rows * (rows + 1) // 2 if causal else rows * rows)
                     desc = Desc(branches=((rows, 1),), causal=causal)
-                    self.add("views", f"D={d} rows={rows} r={r}{' causal' if causal else ''}", 4 * d * h * pairs,
-                             {"ringattn": self.ours(q, k, v, desc), "cuDNN": self.sdpa("cuDNN", *theirs, causal),
-                              "FA2": self.sdpa("FA2", *theirs, causal)})
+                    self.add(
+                        "views",
+                        f"D={d} rows={rows} r={r}{' causal' if causal else ''}",
+                        4 * d * h * pairs,
+                        {
+                            "ringattn": self.ours(q, k, v, desc),
+                            "cuDNN": self.sdpa("cuDNN", *theirs, causal),
+                            "FA2": self.sdpa("FA2", *theirs, causal),
+                        },
+                    )
 
     def careful(self, kind, q, k, v, causal):
         """Dilated attention as a careful PyTorch user writes it: branch i on the i-th third of the heads, offset i mod r."""
@@ -128,7 +150,7 @@ class Bench:
 
         def cut(t, i):
             w, r = BRANCHES[i]
-            return t.view(n // w, w, h, d)[:, i % r::r, h // 3 * i:h // 3 * (i + 1)].transpose(1, 2)
+            return t.view(n // w, w, h, d)[:, i % r :: r, h // 3 * i : h // 3 * (i + 1)].transpose(1, 2)
 
         parts = [self.sdpa(kind, cut(q, i), cut(k, i), cut(v, i), causal) for i in range(3)]
         if None in parts:
@@ -161,8 +183,12 @@ class Bench:
                     if theirs:
                         error = (mine.out.float() - theirs().float()).abs().max().item()
                         assert error < 0.05, f"results differ by {error}"
-                    self.add("dilated", f"D={d} h=12 n={n}{' causal' if causal else ''}", self.pattern_flops(n, d, causal),
-                             {"ringattn": mine, "cuDNN": theirs, "FA2": self.careful("FA2", q, k, v, causal)})
+                    self.add(
+                        "dilated",
+                        f"D={d} h=12 n={n}{' causal' if causal else ''}",
+                        self.pattern_flops(n, d, causal),
+                        {"ringattn": mine, "cuDNN": theirs, "FA2": self.careful("FA2", q, k, v, causal)},
+                    )
 
     def own(self):
         """Dilated attention beside this library's own dense attention."""
@@ -171,9 +197,15 @@ class Bench:
         for d in (128, 64):
             for n, dense in ((524288, 32768), (131072, 16384)):
                 q, k, v = self.tensors(n, 12, d)
-                self.add("own", f"D={d} h=12 n={n} dilated, dense n={dense}",
-                         {"ringattn": self.pattern_flops(n, d, False), "own dense": 4 * d * 12 * dense * dense},
-                         {"ringattn": self.ours(q, k, v, Desc(branches=BRANCHES)), "own dense": self.ours(*self.tensors(dense, 12, d), Desc())})
+                self.add(
+                    "own",
+                    f"D={d} h=12 n={n} dilated, dense n={dense}",
+                    {"ringattn": self.pattern_flops(n, d, False), "own dense": 4 * d * 12 * dense * dense},
+                    {
+                        "ringattn": self.ours(q, k, v, Desc(branches=BRANCHES)),
+                        "own dense": self.ours(*self.tensors(dense, 12, d), Desc()),
+                    },
+                )
 
     def grouped(self):
         """Four KV heads for 32 query heads, against as many of both."""
@@ -186,8 +218,12 @@ class Bench:
                 few = self.tensors(n, 4, d, 2)
                 desc = Desc(branches=((rows, 1),), causal=causal)
                 flops = 4 * d * h * (n // rows) * (rows * (rows + 1) // 2 if causal else rows * rows)
-                self.add("grouped", f"D={d} h={h}:4 n={n} rows={rows}{' causal' if causal else ''}", flops,
-                         {"ringattn": self.ours(q, *few, desc), "own h=32:32": self.ours(q, k, v, desc)})
+                self.add(
+                    "grouped",
+                    f"D={d} h={h}:4 n={n} rows={rows}{' causal' if causal else ''}",
+                    flops,
+                    {"ringattn": self.ours(q, *few, desc), "own h=32:32": self.ours(q, k, v, desc)},
+                )
 
     def million(self):
         """A million tokens, against a loop at 32768 that takes as long."""
@@ -196,13 +232,23 @@ class Bench:
         def run(n, repeat, warm_up):
             q, k, v = self.tensors(n, 16, 128)
             mine = self.ours(q, k, v, Desc(causal=True))
-            return turns({"loop": lambda: [mine() for _ in range(repeat)]}, 1, warm_up)["loop"], 4 * 128 * 16 * (n * (n + 1) // 2)
+            return turns({"loop": lambda: [mine() for _ in range(repeat)]}, 1, warm_up)["loop"], 4 * 128 * 16 * (
+                n * (n + 1) // 2
+            )
 
         long, flops_long = run(1 << 20, 1, 1)
         short, flops_short = run(32768, 1024, 0)
         rates = {"ringattn": flops_long / long / 1e9, "own loop at 32768": 1024 * flops_short / short / 1e9}
-        self.rows.append({"group": "million", "case": "D=128 h=16 n=1048576 causal", "flops": flops_long, "path": self.backend.path,
-                          "ms": {"ringattn": long, "own loop at 32768": short}, "tflops": rates})
+        self.rows.append(
+            {
+                "group": "million",
+                "case": "D=128 h=16 n=1048576 causal",
+                "flops": flops_long,
+                "path": self.backend.path,
+                "ms": {"ringattn": long, "own loop at 32768": short},
+                "tflops": rates,
+            }
+        )
         print("million  " + "  ".join(f"{name} {rate:6.1f}" for name, rate in rates.items()), flush=True)
 
     def flex(self):
@@ -277,7 +323,11 @@ GOALS = (
 def goals(rows):
     lines = ["| goal | at least | reached, least of its rows |", "| --- | --- | --- |"]
     for text, group, has, lacks, least in GOALS:
-        part = [r for r in rows if r["group"] == group and all(x in r["case"] for x in has) and not any(x in r["case"] for x in lacks)]
+        part = [
+            r
+            for r in rows
+            if r["group"] == group and all(x in r["case"] for x in has) and not any(x in r["case"] for x in lacks)
+        ]
         if part:
             lines.append(f"| {text} | {least:.2f}x | {min(map(ratio, part)):.2f}x |")
     return "\n".join(lines)
@@ -338,8 +388,15 @@ def main():
 
     bench = Bench(args.library, args.seconds)
     driver = os.popen("nvidia-smi --query-gpu=driver_version --format=csv,noheader").read().strip()
-    machine = {"gpu": torch.cuda.get_device_name(), "driver": driver, "torch": torch.__version__, "cuda": torch.version.cuda,
-               "cudnn": torch.backends.cudnn.version(), "triton": triton_version(), "python": platform.python_version()}
+    machine = {
+        "gpu": torch.cuda.get_device_name(),
+        "driver": driver,
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "cudnn": torch.backends.cudnn.version(),
+        "triton": triton_version(),
+        "python": platform.python_version(),
+    }
     text = ", ".join(f"{name} {value}" for name, value in machine.items())
     for case in args.cases.split(","):
         getattr(bench, case)()

@@ -1,5 +1,5 @@
-"""What the assembler said of the CUDA kernels when they were built: every kernel is there for every architecture it is meant for,
-none spills registers, and no wgmma waits for the one before it. Needs no GPU."""
+"""What the assembler said of the CUDA kernels when they were built: every kernel is there for each of its architectures, none
+spills registers, and no wgmma waits for the one before it. Needs no GPU."""
 
 import collections
 import os
@@ -15,9 +15,17 @@ BUILD = os.environ.get("RA_BUILD", "build")
 OBJECTS = os.path.join(BUILD, "src", "kernels", "cuda", "CMakeFiles")
 
 # Each family's kernels, by head dimension, element type and variant.
-EXPECTED = {("forward_sm90", "sm_90a"): 5 * 2 * 2, ("forward_sm80", "sm_80"): 4 * 2 * 2, ("forward_sm80", "sm_90"): 4 * 2 * 2,
-            ("forward_f32", "sm_80"): 3, ("forward_f32", "sm_90"): 3, ("fill_rows", "sm_80"): 3, ("fill_rows", "sm_90"): 3,
-            ("finish_rows", "sm_80"): 3, ("finish_rows", "sm_90"): 3}
+EXPECTED = {
+    ("forward_sm90", "sm_90a"): 5 * 2 * 2,
+    ("forward_sm80", "sm_80"): 4 * 2 * 2,
+    ("forward_sm80", "sm_90"): 4 * 2 * 2,
+    ("forward_f32", "sm_80"): 3,
+    ("forward_f32", "sm_90"): 3,
+    ("fill_rows", "sm_80"): 3,
+    ("fill_rows", "sm_90"): 3,
+    ("finish_rows", "sm_80"): 3,
+    ("finish_rows", "sm_90"): 3,
+}
 
 
 def reports():

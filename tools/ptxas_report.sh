@@ -1,5 +1,6 @@
 #!/bin/bash
-# ptxas_report.sh COMPILER ... -o OBJECT ...: compiles, and keeps what ptxas -v says of registers, spills and wgmma in OBJECT.report.
+# ptxas_report.sh COMPILER ... -o OBJECT ...: compiles, and keeps what ptxas -v says of registers, spills and wgmma in
+# OBJECT.report.
 set -u
 object=
 for ((i = 1; i <= $#; i++)); do

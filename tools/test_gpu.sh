@@ -1,5 +1,6 @@
 #!/bin/bash
-# test_gpu.sh BUILD [part...]: what needs a GPU, over the build in BUILD. Parts: kernels python cli memcheck racecheck (default: all).
+# test_gpu.sh BUILD [part...]: what needs a GPU, over the build in BUILD.
+# Parts: kernels python cli memcheck racecheck (default: all).
 set -u
 build=$1
 shift
@@ -27,7 +28,8 @@ sanitize() {
         --error-exitcode 1 --kernel-regex kns=2ra "$python" -m unittest discover -s tests/gpu "${tests[@]}"
 }
 memcheck() {
-    sanitize memcheck "$RINGATTN_CUDA_LIBRARY" head_dimension lengths windows masked_nan dilated residues mix outgrow steps few_keys general
+    sanitize memcheck "$RINGATTN_CUDA_LIBRARY" head_dimension lengths windows masked_nan dilated residues mix outgrow steps \
+        few_keys general
 }
 racecheck() {
     cmake --build "$build" --target ringattn_cuda_racecheck >/dev/null || return 1
@@ -38,7 +40,7 @@ for part in "${@:-kernels python cli memcheck racecheck}"; do
     for name in $part; do
         case $name in
         kernels) check kernels "$python" -m unittest discover -s tests/gpu ;;
-        python) check python "$python" -m pytest -q -p no:cacheprovider python/tests/test_cuda.py python/tests/test_cuda_streams.py ;;
+        python) check python "$python" -m pytest -q -p no:cacheprovider python/tests/test_cuda*.py ;;
         cli) check cli "$python" tests/gpu/cli.py ;;
         memcheck | racecheck) check "$name" "$name" ;;
         *) echo "test_gpu.sh: no part '$name'" >&2 && exit 2 ;;

@@ -110,8 +110,8 @@ ra_status ra_pool_take_for(ra_pool *pool, int64_t bytes, const void *owner, void
     return RA_OK;
 }
 
-/* Idle blocks are worth keeping as far as calls take turns (forward, backward, another plan); twice of what was ever taken at once
- * is room for that, and a bound. The oldest go first. */
+/* Idle blocks are worth keeping as far as calls take turns (forward, backward, another plan); twice of what was ever taken at
+ * once is room for that, and a bound. The oldest go first. */
 static void drop_oldest(ra_pool *pool) {
     while (pool->counts.idle > 2 * pool->most) {
         block **last = &pool->idle;

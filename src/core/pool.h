@@ -20,8 +20,8 @@ void ra_pool_destroy(ra_pool *pool);
 
 /* A block of at least `bytes`, exact size preferred; contents undefined. RA_NOMEM with its sentence. */
 ra_status ra_pool_take(ra_pool *pool, int64_t bytes, void **block);
-/* The same for work that runs on after the block was given back, in order with `owner` (a stream): such a block serves the same owner
- * again, and nobody else. Blocks without an owner (NULL) serve anybody. */
+/* The same for work that runs on after the block was given back, in order with `owner` (a stream): such a block serves the same
+ * owner again, and nobody else. Blocks without an owner (NULL) serve anybody. */
 ra_status ra_pool_take_for(ra_pool *pool, int64_t bytes, const void *owner, void **block);
 void ra_pool_give(ra_pool *pool, void *block);
 /* Sees to it that the next block of so many bytes is there, for whoever takes it. */

@@ -17,7 +17,10 @@
 #endif
 
 /* One list of the backend's functions: how they are kept and how they are found. */
-#define FUNCTIONS(X) X(version) X(probe) X(unsupported) X(forward) X(fill) X(finish) X(alloc) X(free) X(capturing) X(copy) X(synchronize) X(mark) X(between) X(forget)
+#define FUNCTIONS(X)                                                                                                           \
+    X(version)                                                                                                                 \
+    X(probe) X(unsupported) X(forward) X(fill) X(finish) X(alloc) X(free) X(capturing) X(copy) X(synchronize) X(mark)          \
+        X(between) X(forget)
 
 static struct {
 #define X(name) __typeof__(&ra_cuda_backend_##name) name;
@@ -87,7 +90,6 @@ static const char *unavailable(void) {
     return backend.probe(NULL, &failure) == RA_OK ? NULL : failure.text;
 }
 
-
 static int64_t scratch(const ra_problem *problem, int workers) {
     (void)problem;
     (void)workers;
@@ -154,8 +156,8 @@ CUDA_KERNEL(cuda, RA_CUDA_ANY)
 CUDA_KERNEL(sm90a, RA_CUDA_SM90A)
 CUDA_KERNEL(sm80, RA_CUDA_SM80)
 
-ra_status ra_cuda_rows_fill(const ra_problem *problem, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc, ra_tensor m, ra_tensor l,
-                            void *stream) {
+ra_status ra_cuda_rows_fill(const ra_problem *problem, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc, ra_tensor m,
+                            ra_tensor l, void *stream) {
     RA_TRY(need());
     return told(backend.fill(problem, single, out, lse, acc, m, l, stream, &failure));
 }

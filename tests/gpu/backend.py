@@ -30,27 +30,76 @@ class Heads(C.Structure):
 
 
 class Item(C.Structure):
-    _fields_ = [("branch", i64), ("heads", Heads), ("q", Rows), ("k", Rows), ("loop", Loop * 2), ("origin", i64), ("rate", i64),
-                ("k_view", Tensor), ("v_view", Tensor), ("dk_view", Tensor), ("dv_view", Tensor)]
+    _fields_ = [
+        ("branch", i64),
+        ("heads", Heads),
+        ("q", Rows),
+        ("k", Rows),
+        ("loop", Loop * 2),
+        ("origin", i64),
+        ("rate", i64),
+        ("k_view", Tensor),
+        ("v_view", Tensor),
+        ("dk_view", Tensor),
+        ("dv_view", Tensor),
+    ]
 
 
 class Problem(C.Structure):
-    _fields_ = [("dtype", C.c_int), ("batch", i64), ("heads", i64), ("kv_heads", i64), ("head_dim", i64), ("rows_q", i64),
-                ("scale", C.c_double), ("left", i64), ("right", i64), ("key_begin", C.POINTER(i64)), ("key_end", C.POINTER(i64)),
-                ("dropout", C.c_double), ("seed", C.c_uint64)]
+    _fields_ = [
+        ("dtype", C.c_int),
+        ("batch", i64),
+        ("heads", i64),
+        ("kv_heads", i64),
+        ("head_dim", i64),
+        ("rows_q", i64),
+        ("scale", C.c_double),
+        ("left", i64),
+        ("right", i64),
+        ("key_begin", C.POINTER(i64)),
+        ("key_end", C.POINTER(i64)),
+        ("dropout", C.c_double),
+        ("seed", C.c_uint64),
+    ]
 
 
 class Step(C.Structure):
-    _fields_ = [("problem", C.POINTER(Problem)), ("items", C.POINTER(Item)), ("item_count", i64), ("single", C.c_bool),
-                ("q", Tensor), ("out", Tensor), ("lse", Tensor), ("acc", Tensor), ("m", Tensor), ("l", Tensor),
-                ("stream", C.c_void_p), ("workers", C.c_void_p), ("scratch", C.c_void_p), ("poll", C.c_void_p), ("poll_arg", C.c_void_p)]
+    _fields_ = [
+        ("problem", C.POINTER(Problem)),
+        ("items", C.POINTER(Item)),
+        ("item_count", i64),
+        ("single", C.c_bool),
+        ("q", Tensor),
+        ("out", Tensor),
+        ("lse", Tensor),
+        ("acc", Tensor),
+        ("m", Tensor),
+        ("l", Tensor),
+        ("stream", C.c_void_p),
+        ("workers", C.c_void_p),
+        ("scratch", C.c_void_p),
+        ("poll", C.c_void_p),
+        ("poll_arg", C.c_void_p),
+    ]
 
 
 class Desc:
     """What is computed; the names and defaults of the C descriptor."""
 
-    def __init__(self, branches=((0, 1),), combine="heads", offset="branch", dilate_queries=True, causal=False, window=(-1, -1),
-                 key_begin=None, key_end=None, scale=None, dropout=0.0, seed=0):
+    def __init__(
+        self,
+        branches=((0, 1),),
+        combine="heads",
+        offset="branch",
+        dilate_queries=True,
+        causal=False,
+        window=(-1, -1),
+        key_begin=None,
+        key_end=None,
+        scale=None,
+        dropout=0.0,
+        seed=0,
+    ):
         self.branches, self.combine, self.offset, self.dilate_queries = tuple(branches), combine, offset, dilate_queries
         self.left = NO_LIMIT if window[0] < 0 else window[0]
         self.right = NO_LIMIT if window[1] < 0 else window[1]
@@ -60,8 +109,19 @@ class Desc:
 
     def text(self):
         """What differs from dense attention, for messages."""
-        plain = {"branches": ((0, 1),), "combine": "heads", "offset": "branch", "dilate_queries": True, "left": NO_LIMIT,
-                 "right": NO_LIMIT, "key_begin": None, "key_end": None, "scale": None, "dropout": 0.0, "seed": 0}
+        plain = {
+            "branches": ((0, 1),),
+            "combine": "heads",
+            "offset": "branch",
+            "dilate_queries": True,
+            "left": NO_LIMIT,
+            "right": NO_LIMIT,
+            "key_begin": None,
+            "key_end": None,
+            "scale": None,
+            "dropout": 0.0,
+            "seed": 0,
+        }
         return {name: value for name, value in self.__dict__.items() if value != plain[name]}
 
     def heads_of(self, i, kv_heads):
@@ -70,7 +130,7 @@ class Desc:
         if self.combine == "mix":
             return range(kv_heads)
         sizes = [kv_heads // g + (j < kv_heads % g) for j in range(g)]
-        return range(sum(sizes[:i]), sum(sizes[:i + 1]))
+        return range(sum(sizes[:i]), sum(sizes[: i + 1]))
 
     def offset_of(self, i, head, kv_heads):
         r = self.branches[i][1]
@@ -104,7 +164,7 @@ def make_items(desc, nq, nk, kv_heads, k, v):
                 first, end = (0, nk) if w == 0 else (s * w, min((s + 1) * w, nk))
                 q_first = shift if w == 0 else max(first, shift)
                 shape = []
-                for res in (range(min(r, max(end - first, -q_first + nk))) if o is None else [o]):
+                for res in range(min(r, max(end - first, -q_first + nk))) if o is None else [o]:
                     keys = range(first + res, end, r)
                     if o is None or desc.dilate_queries:
                         start = q_first + (res - (q_first - first)) % r
@@ -115,7 +175,13 @@ def make_items(desc, nq, nk, kv_heads, k, v):
                         continue
                     entry = (queries[0] - first, queries.step, len(queries), keys[0] - first, len(keys))
                     last = shape[-1] if shape else None
-                    if last and entry[1:3] == last[1:3] and entry[4] == last[4] and entry[0] - last[0] == last[5] and entry[3] - last[3] == last[5]:
+                    if (
+                        last
+                        and entry[1:3] == last[1:3]
+                        and entry[4] == last[4]
+                        and entry[0] - last[0] == last[5]
+                        and entry[3] - last[3] == last[5]
+                    ):
                         shape[-1] = last[:5] + (last[5] + 1,)
                     else:
                         shape.append(entry + (1,))
@@ -202,7 +268,9 @@ class Backend:
 
     def fill(self, step):
         stream = torch.cuda.current_stream().cuda_stream
-        self.call(self.lib.ra_cuda_backend_fill, step.problem, step.single, step.out, step.lse, step.acc, step.m, step.l, stream)
+        self.call(
+            self.lib.ra_cuda_backend_fill, step.problem, step.single, step.out, step.lse, step.acc, step.m, step.l, stream
+        )
 
     def finish(self, step):
         stream = torch.cuda.current_stream().cuda_stream
@@ -266,7 +334,13 @@ def kept_pairs(desc, i, row, nq, nk, rows, device):
     place = torch.div(y % w if w else y, r, rounding_mode="floor")
     quad = place >> 2
     high = (x >> 32 & 0xFFF) | (quad >> 32 & 0xFFF) << 12
-    words = philox(desc.seed, (x & 0xFFFFFFFF) + 0 * y, (quad & 0xFFFFFFFF) + 0 * x, torch.full_like(x + y, row), (i & 0xFF) | (high << 8) & 0xFFFFFFFF)
+    words = philox(
+        desc.seed,
+        (x & 0xFFFFFFFF) + 0 * y,
+        (quad & 0xFFFFFFFF) + 0 * x,
+        torch.full_like(x + y, row),
+        (i & 0xFF) | (high << 8) & 0xFFFFFFFF,
+    )
     word = torch.stack(words).gather(0, (place & 3 | 0 * x)[None].expand(1, *words[0].shape))[0]
     return word >= math.floor(desc.dropout * 2**32)
 
@@ -290,7 +364,9 @@ def reference(q, k, v, desc, rows=None):
                 ok = attended(desc, i, g, hk, bi, nq, nk, list(rows), q.device)
                 if ok.any():
                     masks.append(ok)
-                    factors.append(kept_pairs(desc, i, bi * h + hi, nq, nk, rows, q.device) / (1 - desc.dropout) if desc.dropout else 1.0)
+                    factors.append(
+                        kept_pairs(desc, i, bi * h + hi, nq, nk, rows, q.device) / (1 - desc.dropout) if desc.dropout else 1.0
+                    )
             if not masks:
                 continue
             any_key = torch.stack(masks).any(0).any(0)  # rows of k and v that nobody reads may hold anything
@@ -303,7 +379,7 @@ def reference(q, k, v, desc, rows=None):
             denominator = e.sum(1, keepdim=True)
             p = torch.where(denominator > 0, e / denominator, 0.0)
             # a masked NaN must not reach the sum, so products run over attended keys only
-            weights = sum(p[:, j * nk:(j + 1) * nk] * factors[j] for j in range(len(masks)))
+            weights = sum(p[:, j * nk : (j + 1) * nk] * factors[j] for j in range(len(masks)))
             clean = torch.where(torch.isfinite(vv), vv, 0.0)
             o = weights @ clean
             m_out = max(m_out, (weights @ clean.abs()).max().item())

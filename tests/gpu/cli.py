@@ -1,4 +1,6 @@
-"""The command line on a GPU: run, verify and bench with --device cuda, and which kernel they say ran. RINGATTN names the program."""
+"""The command line on a GPU: run, verify and bench with --device cuda, and which kernel they say ran.
+
+RINGATTN names the program."""
 
 import json
 import os
@@ -16,20 +18,57 @@ def call(*args):
 
 
 def gpu():
-    """Compute capability of the GPU that the program sees, or None."""
-    answer = call("bench", "--seq", 64, "--heads", 1, "--head-dim", 64, "--dtype", "bf16", "--pass", "fwd", "--repeat", 1, "--device", "cuda",
-                  "--json")
+    """The kernel that runs bf16 on the GPU that the program sees; None: it sees none."""
+    answer = call(
+        "bench",
+        "--seq",
+        64,
+        "--heads",
+        1,
+        "--head-dim",
+        64,
+        "--dtype",
+        "bf16",
+        "--pass",
+        "fwd",
+        "--repeat",
+        1,
+        "--device",
+        "cuda",
+        "--json",
+    )
     return json.loads(answer.stdout)["path"] if answer.returncode == 0 else None
 
 
 class Cli(unittest.TestCase):
     def bench(self, *args):
-        answer = call("bench", "--seq", 1024, "--heads", 4, "--head-dim", 64, "--pass", "fwd", "--repeat", 3, "--device", "cuda", "--json", *args)
+        answer = call(
+            "bench",
+            "--seq",
+            1024,
+            "--heads",
+            4,
+            "--head-dim",
+            64,
+            "--pass",
+            "fwd",
+            "--repeat",
+            3,
+            "--device",
+            "cuda",
+            "--json",
+            *args,
+        )
         self.assertEqual(answer.returncode, 0, answer.stderr)
         return json.loads(answer.stdout)
 
     def test_bench_names_the_kernel_that_ran(self):
-        for dtype, kernel, path in (("bf16", "auto", None), ("f16", "sm80", "sm80"), ("bf16", "sm80", "sm80"), ("f32", "cuda", "f32")):
+        for dtype, kernel, path in (
+            ("bf16", "auto", None),
+            ("f16", "sm80", "sm80"),
+            ("bf16", "sm80", "sm80"),
+            ("f32", "cuda", "f32"),
+        ):
             with self.subTest(dtype=dtype, kernel=kernel):
                 found = self.bench("--dtype", dtype, "--kernel", kernel)
                 self.assertEqual(found["kernel"], "cuda" if kernel == "auto" else kernel)
@@ -39,17 +78,55 @@ class Cli(unittest.TestCase):
     @unittest.skipUnless(gpu() == "sm90a", "needs a Hopper GPU")
     def test_the_hopper_kernel_is_taken_by_name_or_says_why_not(self):
         self.assertEqual(self.bench("--dtype", "bf16", "--kernel", "sm90a")["path"], "sm90a")
-        answer = call("bench", "--seq", 64, "--heads", 1, "--head-dim", 64, "--dtype", "f32", "--pass", "fwd", "--device", "cuda", "--kernel", "sm90a")
+        answer = call(
+            "bench",
+            "--seq",
+            64,
+            "--heads",
+            1,
+            "--head-dim",
+            64,
+            "--dtype",
+            "f32",
+            "--pass",
+            "fwd",
+            "--device",
+            "cuda",
+            "--kernel",
+            "sm90a",
+        )
         self.assertEqual(answer.returncode, 6, answer.stderr)
         self.assertIn("bf16 and f16 only", answer.stderr)
 
     def test_verify_holds_every_dtype_and_kernel_to_its_bound(self):
         for dtype in ("bf16", "f16", "f32"):
             for kernel in ("cuda", "sm80"):
-                for more in (PATTERN, [*PATTERN, "--causal"], ["--causal", "--dropout", 0.2], [*PATTERN, "--combine", "mix"], ["--window", "50,0"]):
+                for more in (
+                    PATTERN,
+                    [*PATTERN, "--causal"],
+                    ["--causal", "--dropout", 0.2],
+                    [*PATTERN, "--combine", "mix"],
+                    ["--window", "50,0"],
+                ):
                     with self.subTest(dtype=dtype, kernel=kernel, more=more):
-                        answer = call("verify", "--seq", 777, "--heads", 4, "--kv-heads", 2, "--head-dim", 64, "--dtype", dtype, "--kernel", kernel,
-                                      "--device", "cuda", *more)
+                        answer = call(
+                            "verify",
+                            "--seq",
+                            777,
+                            "--heads",
+                            4,
+                            "--kv-heads",
+                            2,
+                            "--head-dim",
+                            64,
+                            "--dtype",
+                            dtype,
+                            "--kernel",
+                            kernel,
+                            "--device",
+                            "cuda",
+                            *more,
+                        )
                         self.assertEqual(answer.returncode, 0, answer.stdout + answer.stderr)
 
     def test_run_writes_what_the_cpu_writes(self):
@@ -61,8 +138,23 @@ class Cli(unittest.TestCase):
             for name in ("q", "k", "v"):
                 np.save(names[name], rng.standard_normal((1, 700, 4, 64), dtype=np.float32))
             for device in ("gpu", "cpu"):
-                answer = call("run", "--q", names["q"], "--k", names["k"], "--v", names["v"], "--out", names[device], "--lse", names[device + "_lse"],
-                              "--causal", *PATTERN, "--device", "cuda" if device == "gpu" else "cpu")
+                answer = call(
+                    "run",
+                    "--q",
+                    names["q"],
+                    "--k",
+                    names["k"],
+                    "--v",
+                    names["v"],
+                    "--out",
+                    names[device],
+                    "--lse",
+                    names[device + "_lse"],
+                    "--causal",
+                    *PATTERN,
+                    "--device",
+                    "cuda" if device == "gpu" else "cpu",
+                )
                 self.assertEqual(answer.returncode, 0, answer.stderr)
             for suffix in ("", "_lse"):
                 a, b = np.load(names["gpu" + suffix]), np.load(names["cpu" + suffix])
@@ -71,8 +163,11 @@ class Cli(unittest.TestCase):
                 self.assertLess(np.abs(a[finite] - b[finite]).max(), 2e-5)
 
     def test_what_a_gpu_cannot_do_is_refused_with_its_reason(self):
-        for args, reason in ((("--pass", "both"), "backward"), (("--pass", "fwd", "--ring-size", 2), "one rank"),
-                             (("--pass", "fwd", "--dtype", "f64"), "f32, bf16 and f16")):
+        for args, reason in (
+            (("--pass", "both"), "backward"),
+            (("--pass", "fwd", "--ring-size", 2), "one rank"),
+            (("--pass", "fwd", "--dtype", "f64"), "f32, bf16 and f16"),
+        ):
             answer = call("bench", "--seq", 64, "--heads", 1, "--head-dim", 64, "--device", "cuda", *args)
             self.assertEqual(answer.returncode, 6, (args, answer.stderr))
             self.assertIn(reason, answer.stderr)

@@ -60,20 +60,20 @@ class Forward(unittest.TestCase):
         b, nq, h, d = q.shape
         out = torch.full((b, nq + 2, h, d), math.nan, device="cuda", dtype=q.dtype)
         lse = torch.full((b, h, nq + 2), math.nan, device="cuda")
-        o, l = out[:, 1:nq + 1], lse.transpose(1, 2)[:, 1:nq + 1]
+        o, log = out[:, 1 : nq + 1], lse.transpose(1, 2)[:, 1 : nq + 1]
         if state:
             acc = torch.full((b, nq, h, d), math.nan, device="cuda")
             m, s = (torch.full((b, h, nq), math.nan, device="cuda").transpose(1, 2) for _ in range(2))
-            step = backend.prepare(q, k, v, desc, o, l, (acc, m, s))
+            step = backend.prepare(q, k, v, desc, o, log, (acc, m, s))
             backend.fill(step)
             backend.run(step)
             backend.finish(step)
         else:
-            backend.run(backend.prepare(q, k, v, desc, o, l))
+            backend.run(backend.prepare(q, k, v, desc, o, log))
         torch.cuda.synchronize()
         for guard in (out[:, 0], out[:, -1], lse[..., 0], lse[..., -1]):
             self.assertTrue(guard.isnan().all(), "a guard row was written")
-        return o, l
+        return o, log
 
     def hold(self, q, k, v, desc, out, lse, rows=None, slack=1.0):
         """out and lse are within the bounds of the definition, in the given rows."""
@@ -166,7 +166,9 @@ class Forward(unittest.TestCase):
         for dtype in (BF16, F32):
             for d in (64, 128):
                 for causal in (False, True):
-                    self.case(2, 1000, 1000, 6, 3, d, Desc(branches=[(128, 1), (256, 2), (512, 4)], causal=causal), dtype, poison=True)
+                    self.case(
+                        2, 1000, 1000, 6, 3, d, Desc(branches=[(128, 1), (256, 2), (512, 4)], causal=causal), dtype, poison=True
+                    )
                     self.case(1, 1003, 1003, 6, 6, d, Desc(branches=[(100, 3), (333, 5)], causal=causal), dtype, poison=True)
                     self.case(1, 703, 1003, 4, 4, d, Desc(branches=[(100, 3), (0, 7)], causal=causal), dtype, poison=True)
 
@@ -182,7 +184,9 @@ class Forward(unittest.TestCase):
                 self.case(2, 1003, 1003, 4, 2, 64, Desc(branches=[(100, 3), (333, 5)], causal=causal, offset="residue"), dtype)
                 self.case(1, 1003, 1003, 4, 2, 128, Desc(branches=[(0, 4)], causal=causal, offset="residue"), dtype)
                 self.case(2, 1003, 1003, 8, 8, 64, Desc(branches=[(100, 3)], causal=causal, offset="head"), dtype, poison=True)
-                self.case(2, 1003, 1003, 8, 4, 64, Desc(branches=[(100, 3)], causal=causal, offset="head-block"), dtype, poison=True)
+                self.case(
+                    2, 1003, 1003, 8, 4, 64, Desc(branches=[(100, 3)], causal=causal, offset="head-block"), dtype, poison=True
+                )
 
     def test_branches_mix_into_one_softmax_through_the_state(self):
         for dtype in (BF16, F16, F32):
@@ -228,8 +232,11 @@ class Forward(unittest.TestCase):
 
     def test_dropout_drops_the_pairs_that_the_generator_names(self):
         for dtype in (BF16, F16, F32):
-            for desc in (Desc(causal=True, dropout=0.25, seed=7), Desc(branches=[(100, 3)], dropout=0.5, seed=2**40 + 1),
-                         Desc(branches=[(90, 3)], offset="residue", causal=True, dropout=0.1, seed=3)):
+            for desc in (
+                Desc(causal=True, dropout=0.25, seed=7),
+                Desc(branches=[(100, 3)], dropout=0.5, seed=2**40 + 1),
+                Desc(branches=[(90, 3)], offset="residue", causal=True, dropout=0.1, seed=3),
+            ):
                 for wanted in (None, "sm80"):
                     for d in (64, 128):
                         with self.subTest(dtype=dtype, wanted=wanted, d=d, **desc.text()), kernel(wanted):
@@ -253,11 +260,13 @@ class Forward(unittest.TestCase):
     @unittest.skipUnless(HOPPER, "needs a Hopper GPU")
     def test_strides_choose_between_the_fast_and_the_general_kernel(self):
         desc = Desc(branches=[(128, 1), (256, 2)], causal=True)
-        for build, path in ((lambda: draw(1, 700, 4, 64, BF16), "sm90a"),
-                            (lambda: draw(1, 4, 700, 64, BF16).transpose(1, 2), "sm90a"),
-                            (lambda: draw(1, 700, 4, 72, BF16)[..., :64], "sm90a"),
-                            (lambda: draw(1, 700, 4, 68, BF16)[..., :64], "sm80"),
-                            (lambda: draw(1, 701, 4, 64, BF16).view(-1)[1:1 + 700 * 256].view(1, 700, 4, 64), "sm80")):
+        for build, path in (
+            (lambda: draw(1, 700, 4, 64, BF16), "sm90a"),
+            (lambda: draw(1, 4, 700, 64, BF16).transpose(1, 2), "sm90a"),
+            (lambda: draw(1, 700, 4, 72, BF16)[..., :64], "sm90a"),
+            (lambda: draw(1, 700, 4, 68, BF16)[..., :64], "sm80"),
+            (lambda: draw(1, 701, 4, 64, BF16).view(-1)[1 : 1 + 700 * 256].view(1, 700, 4, 64), "sm80"),
+        ):
             with self.subTest(path=path):
                 q, k, v = build(), build(), build()
                 out, lse = self.forward(q, k, v, desc)
@@ -269,22 +278,35 @@ class Forward(unittest.TestCase):
             for d in (64, 256) if SMALL else (64, 96, 128, 192, 256):
                 for dtype in (BF16,) if SMALL else (BF16, F16):
                     self.case(2, 300, 420, 4, 2, d, Desc(causal=True), dtype, path="sm80")
-                    self.case(1, 503, 503, 4, 2, d, Desc(branches=[(100, 3), (128, 2)], causal=True), dtype, poison=True, path="sm80")
+                    self.case(
+                        1, 503, 503, 4, 2, d, Desc(branches=[(100, 3), (128, 2)], causal=True), dtype, poison=True, path="sm80"
+                    )
                     self.case(1, 300, 420, 2, 1, d, Desc(window=(70, 5)), dtype, state=True, path="sm80")
 
     def test_a_kernel_that_does_not_take_the_step_says_why(self):
         with kernel("sm90a"):
-            for dtype, d, reason in ((F32, 64, "bf16 and f16 only"), (BF16, 63, "multiple of 8"), (BF16, 64, "multiples of 16|strides")):
+            for dtype, d, reason in (
+                (F32, 64, "bf16 and f16 only"),
+                (BF16, 63, "multiple of 8"),
+                (BF16, 64, "multiples of 16|strides"),
+            ):
                 wide = draw(1, 100, 2, d + 4 * (d == 64), dtype)[..., :d]
-                with self.subTest(reason=reason), self.assertRaisesRegex(RuntimeError, f"status 8.*({reason if HOPPER else '9.0'})"):
+                with (
+                    self.subTest(reason=reason),
+                    self.assertRaisesRegex(RuntimeError, f"status 8.*({reason if HOPPER else '9.0'})"),
+                ):
                     self.forward(wide, wide, wide, Desc())
 
     @unittest.skipUnless(HOPPER, "needs a Hopper GPU")
     def test_blocks_of_few_keys_follow_each_other(self):
-        """The next block begins before the last one ends: blocks of one and of several key tiles, whole and empty, side by side."""
+        """Blocks of one and of several key tiles, whole, half and empty, one after the other through the same barriers."""
         for d in (64, 96, 128, 192, 256):
-            for desc in (Desc(branches=[(64, 1), (200, 1), (512, 1)], causal=True), Desc(branches=[(512, 1)], window=(130, 0)),
-                         Desc(branches=[(512, 1)], window=(0, 300)), Desc(branches=[(512, 2)], causal=True, key_begin=[600, 0])):
+            for desc in (
+                Desc(branches=[(64, 1), (200, 1), (512, 1)], causal=True),
+                Desc(branches=[(512, 1)], window=(130, 0)),
+                Desc(branches=[(512, 1)], window=(0, 300)),
+                Desc(branches=[(512, 2)], causal=True, key_begin=[600, 0]),
+            ):
                 self.case(2 if desc.key_begin else 1, 4096, 4096, 6, 3, d, desc, path="sm90a")
 
     def test_steps_continue_from_the_state_of_earlier_ones(self):
@@ -292,12 +314,12 @@ class Forward(unittest.TestCase):
             q, k, v = (draw(1, 900, 2, 128, dtype) for _ in range(3))
             desc = Desc()
             acc = torch.empty(1, 900, 2, 128, device="cuda")
-            m, l = (torch.empty(1, 2, 900, device="cuda").transpose(1, 2) for _ in range(2))
+            m, sums = (torch.empty(1, 2, 900, device="cuda").transpose(1, 2) for _ in range(2))
             out, lse = torch.empty_like(q), torch.empty(1, 2, 900, device="cuda").transpose(1, 2)
-            backend.fill(backend.prepare(q, k, v, desc, out, lse, (acc, m, l)))
+            backend.fill(backend.prepare(q, k, v, desc, out, lse, (acc, m, sums)))
             for first in range(0, 900, 250):
                 part = slice(first, min(first + 250, 900))
-                step = backend.prepare(q, k[:, part], v[:, part], desc, out, lse, (acc, m, l))
+                step = backend.prepare(q, k[:, part], v[:, part], desc, out, lse, (acc, m, sums))
                 backend.run(step)
             backend.finish(step)
             torch.cuda.synchronize()

@@ -40,7 +40,8 @@ JobItem job_item(const ra_problem *p, const ra_item *item, int64_t batch, int bl
     j.inverse_step = 1.0 / (double)item->k.pos_step;
 
     const bool limited = p->left != RA_NO_LIMIT || p->right != RA_NO_LIMIT;
-    const bool drifts = (loop[0].repeat > 1 && loop[0].q_pos != loop[0].k_pos) || (loop[1].repeat > 1 && loop[1].q_pos != loop[1].k_pos);
+    const bool drifts =
+        (loop[0].repeat > 1 && loop[0].q_pos != loop[0].k_pos) || (loop[1].repeat > 1 && loop[1].q_pos != loop[1].k_pos);
     j.sloped = limited && (drifts || (item->q.pos_step != item->k.pos_step && item->q.count > 1));
     const int64_t apart = item->q.pos - item->k.pos;
     j.lo = -2 * (JOB_ROWS - 1);
@@ -52,8 +53,8 @@ JobItem job_item(const ra_problem *p, const ra_item *item, int64_t batch, int bl
     return j;
 }
 
-/* A section's keys stay in L2 while its instances share them. Where there are many sections, it is better for each to be small: heavy
- * blocks, which compute, and light ones, which rather read and write, then run side by side. */
+/* A section's keys stay in L2 while its instances share them. Where there are many sections, it is better for each to be small:
+ * heavy blocks, which compute, and light ones, which rather read and write, then run side by side. */
 static uint32_t section_of(const Job &job, const JobItem &item, uint32_t instances) {
     if (!job.last_first) return 1;
     const int64_t bytes = (int64_t)item.k.count * job.head_dim * 4, group = item.extent[INDEX_GROUP];
@@ -77,7 +78,8 @@ bool append_item(Job *job, JobItem item) {
 bool rows_touch(const JobItem &a, const JobItem &b) {
     auto last = [](const JobItem &i) {
         int64_t row = i.q.row + (i.q.count - 1) * i.q.row_step;
-        row += ra_max(0, i.q.row_loop[0] * (i.extent[INDEX_LOOP0] - 1)) + ra_max(0, i.q.row_loop[1] * (i.extent[INDEX_LOOP1] - 1));
+        row +=
+            ra_max(0, i.q.row_loop[0] * (i.extent[INDEX_LOOP0] - 1)) + ra_max(0, i.q.row_loop[1] * (i.extent[INDEX_LOOP1] - 1));
         return row;
     };
     auto head = [](const JobItem &i) { return i.head_start + (int64_t)(i.extent[INDEX_HEAD] - 1) * i.head_step; };

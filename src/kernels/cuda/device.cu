@@ -6,8 +6,8 @@
 
 ra_status ra::cuda_failed(ra_cuda_error *error, const char *call, cudaError_t code) {
     const char *end = strchr(call, '(');
-    snprintf(error->text, sizeof error->text, "%.*s failed: %s (%s)", end ? (int)(end - call) : 64, call, cudaGetErrorString(code),
-             cudaGetErrorName(code));
+    snprintf(error->text, sizeof error->text, "%.*s failed: %s (%s)", end ? (int)(end - call) : 64, call,
+             cudaGetErrorString(code), cudaGetErrorName(code));
     return code == cudaErrorMemoryAllocation ? RA_NOMEM : RA_DEVICE;
 }
 
@@ -25,8 +25,9 @@ extern "C" ra_status ra_cuda_backend_probe(ra_cuda_device *device, ra_cuda_error
         return RA_NOT_AVAILABLE;
     }
     if (properties.major < 8) {
-        snprintf(error->text, sizeof error->text, "%.96s has compute capability %d.%d, and the kernels need 8.0 (Ampere) or later",
-                 properties.name, properties.major, properties.minor);
+        snprintf(error->text, sizeof error->text,
+                 "%.96s has compute capability %d.%d, and the kernels need 8.0 (Ampere) or later", properties.name,
+                 properties.major, properties.minor);
         return RA_NOT_AVAILABLE;
     }
     if (device) {
@@ -51,7 +52,8 @@ extern "C" ra_status ra_cuda_backend_alloc(int64_t bytes, void **memory, ra_cuda
 
 extern "C" bool ra_cuda_backend_capturing(void *stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    return cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
+    return cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &status) == cudaSuccess &&
+           status != cudaStreamCaptureStatusNone;
 }
 
 extern "C" void ra_cuda_backend_free(void *memory) {

@@ -38,7 +38,9 @@ static MapRows query_rows(const ra_forward_step *step, const JobItem &i, int64_t
     const ra_tensor &q = step->q;
     const int64_t group = i.extent[INDEX_GROUP];
     char *data = static_cast<char *>(q.data) + 2 * (batch * q.batch + i.q.row * q.row + i.head_start * group * q.head);
-    return {data, i.q.count, i.q.row_step * q.row,
+    return {data,
+            i.q.count,
+            i.q.row_step * q.row,
             {q.head, i.head_step * group * q.head, i.q.row_loop[1] * q.row, i.q.row_loop[0] * q.row, q.batch}};
 }
 
@@ -48,13 +50,15 @@ static MapRows key_rows(const ra_tensor &t, const JobItem &i, int64_t batch) {
 }
 
 /* The three maps of an item; false: TMA cannot walk its rows. */
-static bool map_item(const ra_forward_step *step, const Variant *variant, const JobItem &item, int64_t batch, TmaJob *tma, int slot) {
-    const MapRows rows[3] = {query_rows(step, item, batch), key_rows(item.k_view, item, batch), key_rows(item.v_view, item, batch)};
+static bool map_item(const ra_forward_step *step, const Variant *variant, const JobItem &item, int64_t batch, TmaJob *tma,
+                     int slot) {
+    const MapRows rows[3] = {query_rows(step, item, batch), key_rows(item.k_view, item, batch),
+                             key_rows(item.v_view, item, batch)};
     for (int t = 0; t < 3; t++) {
         int64_t dims[3], strides[3];
         if (!map_places(rows[t], item.extent, &tma->places[slot][t], dims, strides)) return false;
-        if (encode_map(find_encoder(), &tma->maps[slot][t], step->problem->dtype, (int)step->problem->head_dim, rows[t], dims, strides,
-                       t == 0 ? 64 : variant->keys) != CUDA_SUCCESS)
+        if (encode_map(find_encoder(), &tma->maps[slot][t], step->problem->dtype, (int)step->problem->head_dim, rows[t], dims,
+                       strides, t == 0 ? 64 : variant->keys) != CUDA_SUCCESS)
             return false;
     }
     return true;
@@ -84,7 +88,11 @@ static bool wants(const char *wanted, const char *name) { return wanted && strcm
 
 static const Variant *sm90_variant(const ra_problem *p) {
     const int64_t dim = p->head_dim;
-    const Variant *ways = dim <= 64 ? sm90_d64 : dim <= 96 ? sm90_d96 : dim <= 128 ? sm90_d128 : dim <= 192 ? sm90_d192 : sm90_d256;
+    const Variant *ways = dim <= 64    ? sm90_d64
+                          : dim <= 96  ? sm90_d96
+                          : dim <= 128 ? sm90_d128
+                          : dim <= 192 ? sm90_d192
+                                       : sm90_d256;
     return &ways[p->dropout > 0];
 }
 
@@ -98,7 +106,9 @@ static const char *beyond_sm90(const ra_problem *p, const Device &device) {
 }
 
 /* The same of a step: are its results where it can write them? */
-static bool writable_sm90(const ra_forward_step *step) { return step->single ? aligned(step->out, 2, 16) : aligned(step->acc, 4, 8); }
+static bool writable_sm90(const ra_forward_step *step) {
+    return step->single ? aligned(step->out, 2, 16) : aligned(step->acc, 4, 8);
+}
 
 static bool rows_are_vectors(const ra_forward_step *step) {
     if (step->problem->head_dim % 8 || !aligned(step->q, 2, 16)) return false;
@@ -155,13 +165,14 @@ static ra_status launch(const ra_forward_step *step, const Way &way, const Devic
     }
     void *args[] = {way.tma ? static_cast<void *>(tma) : job};
     RA_CUDA_TRY(error, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, way.variant->shared));
-    RA_CUDA_TRY(error, cudaLaunchKernel(kernel, dim3(grid), dim3((unsigned)way.variant->threads), args, (size_t)way.variant->shared, stream));
+    RA_CUDA_TRY(error, cudaLaunchKernel(kernel, dim3(grid), dim3((unsigned)way.variant->threads), args,
+                                        (size_t)way.variant->shared, stream));
     return RA_OK;
 }
 
 /* The launches of some batch entries: items in order, a new launch where one might meet rows of an earlier one. */
-static ra_status run_batch(const ra_forward_step *step, const Way &way, const Device &device, int64_t first, int64_t batch, bool fill,
-                           TmaJob *tma, ra_cuda_error *error) {
+static ra_status run_batch(const ra_forward_step *step, const Way &way, const Device &device, int64_t first, int64_t batch,
+                           bool fill, TmaJob *tma, ra_cuda_error *error) {
     Job *job = &tma->job;
     start_job(step, job, first, batch);
     for (int64_t i = 0; i < step->item_count; i++) {
@@ -211,7 +222,8 @@ static ra_status run(const ra_forward_step *step, const char *wanted, const char
 static const char *check_item(const ra_item *item) {
     const int64_t far = (int64_t)1 << 50;
     auto rows = [&](const ra_item_rows &r) {
-        return r.count >= 0 && r.count < JOB_ROWS && r.row_step > 0 && r.pos_step > 0 && r.pos > -far && r.pos < far && r.pos_step < far;
+        return r.count >= 0 && r.count < JOB_ROWS && r.row_step > 0 && r.pos_step > 0 && r.pos > -far && r.pos < far &&
+               r.pos_step < far;
     };
     if (!rows(item->q) || !rows(item->k)) return "an item has a progression of 2^30 or more rows, or positions beyond 2^50";
     for (int i = 0; i < 2; i++)
@@ -221,7 +233,8 @@ static const char *check_item(const ra_item *item) {
 
 } // namespace ra
 
-extern "C" ra_status ra_cuda_backend_forward(const ra_forward_step *step, const char *wanted, const char **path, ra_cuda_error *error) {
+extern "C" ra_status ra_cuda_backend_forward(const ra_forward_step *step, const char *wanted, const char **path,
+                                             ra_cuda_error *error) {
     const char *reason = ra_cuda_backend_unsupported(step->problem, RA_CUDA_ANY);
     for (int64_t i = 0; i < step->item_count && !reason; i++) reason = ra::check_item(&step->items[i]);
     if (reason) {
@@ -233,7 +246,8 @@ extern "C" ra_status ra_cuda_backend_forward(const ra_forward_step *step, const 
 }
 
 extern "C" const char *ra_cuda_backend_unsupported(const ra_problem *p, const char *wanted) {
-    if (p->dtype != RA_F32 && p->dtype != RA_BF16 && p->dtype != RA_F16) return "the CUDA kernels compute f32, bf16 and f16 only";
+    if (p->dtype != RA_F32 && p->dtype != RA_BF16 && p->dtype != RA_F16)
+        return "the CUDA kernels compute f32, bf16 and f16 only";
     if (p->head_dim < 1 || p->head_dim > 256) return "head_dim is not in 1..256";
     if (p->rows_q >= ra::JOB_ROWS || p->batch * p->heads > INT32_MAX) return "a rank holds 2^30 rows or more";
     if (ra::wants(wanted, RA_CUDA_SM90A)) {

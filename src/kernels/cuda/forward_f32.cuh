@@ -41,8 +41,8 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, 1) forward_f32(
     const float *k_from = row_pointer<float>(item.k_view, work.batch, k_row, work.at[INDEX_HEAD]);
     const float *v_from = row_pointer<float>(item.v_view, work.batch, k_row, work.at[INDEX_HEAD]);
     const int64_t k_step = item.k.row_step * item.k_view.row, v_step = item.k.row_step * item.v_view.row;
-    fetch_floats<PITCH, S::ROWS, D>(q, row_pointer<float>(job.q, work.batch, work.q_row, work.head), item.q.row_step * job.q.row,
-                                    work.row, item.q.count, job.head_dim);
+    fetch_floats<PITCH, S::ROWS, D>(q, row_pointer<float>(job.q, work.batch, work.q_row, work.head),
+                                    item.q.row_step * job.q.row, work.row, item.q.count, job.head_dim);
 
     float o[TM][COLUMNS * 4] = {}, m[TM], l[TM];
     int lo[TM], hi[TM];
@@ -162,7 +162,8 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, 1) forward_f32(
             if (d < job.head_dim) to[d] = job.single ? o[r][i] * f.fresh : to[d] * f.stored + o[r][i] * f.fresh;
         }
         if (tx == 0 && !job.single) *state_m = m[r], *state_l = l[r];
-        if (tx == 0 && job.single && job.lse.data) *row_pointer<float>(job.lse, work.batch, row, work.head) = lse_of(m[r], l[r]);
+        if (tx == 0 && job.single && job.lse.data)
+            *row_pointer<float>(job.lse, work.batch, row, work.head) = lse_of(m[r], l[r]);
     }
 }
 

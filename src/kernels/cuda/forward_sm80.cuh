@@ -1,9 +1,9 @@
-/* The forward kernel for Ampere and everything after it, and for whatever the Hopper kernel does not take: any strides, any head
- * dimension, any scale, dropout.
+/* The forward kernel for Ampere and everything after it, and for whatever the Hopper kernel does not take: any strides, any
+ * head dimension, any scale, dropout.
  *
- * A block of 4 warps computes one tile; a warp has MT x 16 query rows. q, k and v lie in shared memory in rows of PITCH elements, with
- * 16-byte pieces exchanged by row (piece ^ row % 8) so that ldmatrix meets no bank twice. One buffer each for k and v is enough: v(j)
- * is fetched while q k(j)^T runs, k(j-1) while P v(j) runs.
+ * A block of 4 warps computes one tile; a warp has MT x 16 query rows. q, k and v lie in shared memory in rows of PITCH
+ * elements, with 16-byte pieces exchanged by row (piece ^ row % 8) so that ldmatrix meets no bank twice. One buffer each for k
+ * and v is enough: v(j) is fetched while q k(j)^T runs, k(j-1) while P v(j) runs.
  */
 #ifndef RA_KERNELS_CUDA_FORWARD_SM80_CUH
 #define RA_KERNELS_CUDA_FORWARD_SM80_CUH
@@ -19,7 +19,9 @@ template <int D_, int MT_, int N_> struct Plain {
 };
 
 /* Byte offset of 16-byte piece `piece` of row `row`. */
-template <int PITCH> __device__ __forceinline__ int piece_at(int row, int piece) { return row * PITCH * 2 + ((piece ^ (row & 7)) << 4); }
+template <int PITCH> __device__ __forceinline__ int piece_at(int row, int piece) {
+    return row * PITCH * 2 + ((piece ^ (row & 7)) << 4);
+}
 
 /* Rows first .. first + COUNT - 1 of a progression into shared memory; zeros beyond `rows` and beyond dim. */
 template <typename T, int PITCH, int COUNT, bool Vectors>

@@ -1,16 +1,16 @@
 /* The forward kernel for Hopper.
  *
- * A persistent block holds one producer warpgroup and WGS consumer warpgroups of 64 query rows each. Of the producer's warps the
- * first keeps TMA loading q, k and v into swizzled shared memory, the second takes tiles and tells the others what they are, and
- * the rest fill the rows that no item meets. Consumers run, for key tile j, in this order:
+ * A persistent block holds one producer warpgroup and WGS consumer warpgroups of 64 query rows each. Of the producer's warps
+ * the first keeps TMA loading q, k and v into swizzled shared memory, the second takes tiles and tells the others what they
+ * are, and the rest fill the rows that no item meets. Consumers run, for key tile j, in this order:
  *
  *     S(j) = q k(j)^T      wgmma from shared memory, issued first
  *     O += P(j-1) v(j-1)   wgmma with P in registers, issued behind it
  *     softmax of S(j)      while the second product, and the other warpgroups' products, run
  *
  * Key tiles run from last to first, so the masked ones of a causal block come first; tiles that only other warpgroups need are
- * passed over. Weights are exp2(s*scale*log2 e - base): one fused multiply-add before the exponential. Finding the largest score of
- * each row would cost as much as the exponentials, and is hardly ever needed: see Softmax.
+ * passed over. Weights are exp2(s*scale*log2 e - base): one fused multiply-add before the exponential. Finding the largest
+ * score of each row would cost as much as the exponentials, and is hardly ever needed: see Softmax.
  *
  *     shared memory: | q: QUERIES x WGS x panels x 64 rows | k: STAGES x panels x N rows | v: the same | barriers, two works |
  *     (a panel is 64 columns: rows of 128 bytes)
@@ -42,9 +42,11 @@ template <int D_, int N_, int WGS_, int STAGES_, bool DROPS_ = false> struct Sha
     /* Where there is room, the queries of the next block are fetched while those of this one are still in use. */
     static constexpr int QUERIES = 2 * WGS * Q_BYTES + 2 * STAGES * KV_BYTES <= 216 << 10 ? 2 : 1;
     static constexpr int SHARED = QUERIES * WGS * Q_BYTES + 2 * STAGES * KV_BYTES;
-    /* Together no more than the launch's own, 65536 / THREADS rounded down to 8 each: what is missing would be waited for for ever. */
+    /* Together no more than the launch's own, 65536 / THREADS rounded down to 8 each: what is missing would be waited for for
+     * ever. */
     static constexpr int PRODUCER_REGISTERS = WGS == 2 ? 40 : 32, CONSUMER_REGISTERS = WGS == 2 ? 232 : 160;
-    static_assert(PRODUCER_REGISTERS + WGS * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * (WGS + 1), "more registers than a block has");
+    static_assert(PRODUCER_REGISTERS + WGS * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * (WGS + 1),
+                  "more registers than a block has");
 };
 
 /* A tile as a consumer warp sees it, and what it counts: here rather than in registers, of which there are none to spare. */
@@ -74,7 +76,8 @@ __device__ __forceinline__ bool elected() {
     return yes != 0;
 }
 
-/* How many lanes of a warp arrive at a barrier for it. compute-sanitizer's racecheck does not see that the others were waited for. */
+/* How many lanes of a warp arrive at a barrier for it. compute-sanitizer's racecheck does not see that the others were waited
+ * for. */
 #ifdef RA_RACECHECK
 constexpr int LANES = 32;
 #else
@@ -118,7 +121,8 @@ template <class S> __device__ __forceinline__ void deal_tiles(const TmaJob &tma,
 
 /* Loads what the tiles need, as far ahead as there is room. By one thread. */
 template <class S>
-__device__ __forceinline__ void load_tiles(const TmaJob &tma, unsigned char *q, unsigned char *k, unsigned char *v, Barriers<S> &bars) {
+__device__ __forceinline__ void load_tiles(const TmaJob &tma, unsigned char *q, unsigned char *k, unsigned char *v,
+                                           Barriers<S> &bars) {
     uint32_t turn = 0, q_turn = 0; /* k and v tiles, tiles with keys */
     for (uint32_t works = 0;; works++) {
         const int slot = slot_of<2>(works);
@@ -135,8 +139,8 @@ __device__ __forceinline__ void load_tiles(const TmaJob &tma, unsigned char *q, 
                 mbarrier_expect(&full[stage], S::KV_BYTES);
 #pragma unroll
                 for (int p = 0; p < S::PANELS; p++)
-                    tma_load(to + stage * S::KV_BYTES + p * (S::N * 128), &maps[t], &full[stage], p * 64, c, place[t][0], place[t][1],
-                             place[t][2]);
+                    tma_load(to + stage * S::KV_BYTES + p * (S::N * 128), &maps[t], &full[stage], p * 64, c, place[t][0],
+                             place[t][1], place[t][2]);
             };
             int key = work.key_first + j * S::N;
             load(k, bars.k_full, bars.k_empty, 1, turn, key);
@@ -148,8 +152,8 @@ __device__ __forceinline__ void load_tiles(const TmaJob &tma, unsigned char *q, 
                 mbarrier_expect(full, S::Q_BYTES);
 #pragma unroll
                 for (int p = 0; p < S::PANELS; p++)
-                    tma_load(q + (queries * S::WGS + w) * S::Q_BYTES + p * (64 * 128), &maps[0], full, p * 64, work.row + w * 64,
-                             place[0][0], place[0][1], place[0][2]);
+                    tma_load(q + (queries * S::WGS + w) * S::Q_BYTES + p * (64 * 128), &maps[0], full, p * 64,
+                             work.row + w * 64, place[0][0], place[0][1], place[0][2]);
             }
             q_turn++;
 #pragma unroll 1
@@ -166,11 +170,11 @@ __device__ __forceinline__ void load_tiles(const TmaJob &tma, unsigned char *q, 
 
 /* What a consumer thread holds of its two rows (r and r + 8 of its warp's 16).
  *
- * Weights are taken relative to `base`, which must be near the largest score but need not be it. So the largest score is looked for
- * only until every row of the warp has met a key; from then on the sums of a tile tell whether a row has outgrown its base, and
- * only then is the tile scored again and base raised. */
+ * Weights are taken relative to `base`, which must be near the largest score but need not be it. So the largest score is looked
+ * for only until every row of the warp has met a key; from then on the sums of a tile tell whether a row has outgrown its base,
+ * and only then is the tile scored again and base raised. */
 template <int N> struct Softmax {
-    static constexpr float LIMIT = 16384.f; /* of a thread's weights in a tile: below what f16 holds */
+    static constexpr float LIMIT = 16384.f;                    /* of a thread's weights in a tile: below what f16 holds */
     float base[2] = {-INFINITY, -INFINITY}, l[2] = {0.f, 0.f}; /* base: units of log2 */
 
     /* Has every row of the warp met a key? */
@@ -233,9 +237,9 @@ template <int N> struct Softmax {
     }
 };
 
-/* The scores of a warp's 16 rows once more, by the warp alone, as wgmma would leave them, and masked: the tile's first key is number
- * `first`, as range counts. q and k as TMA wrote them. A function of its own, so that it takes no registers from the loop that hardly
- * ever calls it. */
+/* The scores of a warp's 16 rows once more, by the warp alone, as wgmma would leave them, and masked: the tile's first key is
+ * number `first`, as range counts. q and k as TMA wrote them. A function of its own, so that it takes no registers from the
+ * loop that hardly ever calls it. */
 template <typename T, int D, int N>
 __device__ __noinline__ void rescore(float *to, const unsigned char *q, const unsigned char *k, const int2 *range, int first) {
     const int lane = threadIdx.x & 31, row = (int)(threadIdx.x / 32 & 3) * 16 + (lane & 15), key = (lane & 7) + (lane / 16) * 8;
@@ -272,7 +276,8 @@ template <int N> __device__ __forceinline__ void mask_above(float (&s)[N / 2], i
 }
 
 template <typename T, class S>
-__device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsigned char *k, unsigned char *v, Barriers<S> &bars) {
+__device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsigned char *k, unsigned char *v,
+                                        Barriers<S> &bars) {
     constexpr int D = S::D, N = S::N, STAGES = S::STAGES, QUERIES = S::QUERIES;
     const int wg = uniform((int)threadIdx.x / 128) - 1, lane = threadIdx.x & 31;
     const uint32_t q_desc = wgmma_descriptor(q + wg * S::Q_BYTES, 0);
@@ -288,15 +293,16 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
     auto release = [&](uint64_t *bar) {
         if (LANES == 32 || elected()) mbarrier_arrive(bar);
     };
-    /* Waits for tile number `works` and finds this warp's share in it. Returns how many keys to compute, a multiple of N; -1: no more
-     * tiles. */
+    /* Waits for tile number `works` and finds this warp's share in it. Returns how many keys to compute, a multiple of N; -1:
+     * no more tiles. */
     auto open = [&](uint32_t works) {
         mbarrier_wait(&bars.work_full[slot_of<2>(works)], parity_of<2>(works));
         const Work &work = bars.work[slot_of<2>(works)];
         if (uniform(work.item) < 0) return -1;
         const int first = work.row + wg * 64, last = work.rows - 1;
+        const int row = lane < 16 ? work.row + warp_row() + lane : lane == 16 ? first : first + 63;
         int lo, hi; /* of the warp's 16 rows, and in two more lanes of the warpgroup's first and last */
-        row_interval(job, work, min(lane < 16 ? work.row + warp_row() + lane : lane == 16 ? first : first + 63, last), &lo, &hi);
+        row_interval(job, work, min(row, last), &lo, &hi);
         const int2 range = make_int2(lo, hi);
         lo = __shfl_sync(~0u, lo, 16);
         hi = __shfl_sync(~0u, hi, 17);
@@ -330,7 +336,9 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             release(&bars.v_empty[stage]);
         }
     };
-    auto await_queries = [&] { mbarrier_wait(&bars.q_full[slot_of<QUERIES>(share.q_turn)][wg], parity_of<QUERIES>(share.q_turn)); };
+    auto await_queries = [&] {
+        mbarrier_wait(&bars.q_full[slot_of<QUERIES>(share.q_turn)][wg], parity_of<QUERIES>(share.q_turn));
+    };
     auto release_queries = [&] {
         const uint32_t q_turn = share.q_turn;
         __syncwarp();
@@ -344,7 +352,8 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
         wgmma_fence();
 #pragma unroll
         for (int i = 0; i < D / 16; i++)
-            Wgmma<T, N>::ss(s, queries + (i / 4 * (64 * 128) + i % 4 * 32 >> 4), stage + (i / 4 * (N * 128) + i % 4 * 32 >> 4), i > 0);
+            Wgmma<T, N>::ss(s, queries + (i / 4 * (64 * 128) + i % 4 * 32 >> 4), stage + (i / 4 * (N * 128) + i % 4 * 32 >> 4),
+                            i > 0);
         wgmma_commit();
     };
     auto weigh = [&](uint32_t t) {
@@ -368,9 +377,11 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
         close(works);
     };
     auto mask = [&](int left) { /* where not all rows attend to all keys; `left` keys are to come, the tile in s among them */
-        const int row = (int)(threadIdx.x & 31) / 4, c = left - N + (int)(threadIdx.x & 3) * 2;
-        if (left > share.range[0].y) mask_above<N>(s, share.range[row].y - c, share.range[row + 8].y - c);
-        if (left - N < share.range[15].x) mask_below<N>(s, share.range[row].x - c, share.range[row + 8].x - c);
+                                const int row = (int)(threadIdx.x & 31) / 4, c = left - N + (int)(threadIdx.x & 3) * 2;
+                                if (left > share.range[0].y)
+                                    mask_above<N>(s, share.range[row].y - c, share.range[row + 8].y - c);
+                                if (left - N < share.range[15].x)
+                                    mask_below<N>(s, share.range[row].x - c, share.range[row + 8].x - c);
     };
     auto convert = [&](uint32_t works, int left) {
 #pragma unroll
@@ -457,7 +468,8 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
         release_queries();
 
         weigh(turn);
-        const int below = share.below, end = (share.tiles - below) * N; /* the block's keys are [-below * N, end), as ranges count them */
+        const int below = share.below,
+                  end = (share.tiles - below) * N; /* the block's keys are [-below * N, end), as ranges count them */
         const bool masked = -below * N < share.range[15].x || end > share.range[0].y;
         __syncwarp();
         left = open(share.works + 1);

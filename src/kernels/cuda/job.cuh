@@ -1,8 +1,8 @@
 /* One launch: the work items of a step as the device reads them, and how a tile's number becomes rows and keys.
  *
  * A tile is a block of query rows of one instance of an item (a batch entry, segment, residue and query head). Tiles are
- * numbered item by item; inside an item, `section` instances at a time share the keys in L2, and inside a section blocks are the
- * outer loop, so that the heaviest blocks of all its instances come first when causal:
+ * numbered item by item; inside an item, `section` instances at a time share the keys in L2, and inside a section blocks are
+ * the outer loop, so that the heaviest blocks of all its instances come first when causal:
  *
  *     item | section 0: block 3 of instances 0..2, block 2 of 0..2, ... | section 1: ...
  *
@@ -16,8 +16,8 @@
 namespace ra {
 
 enum {
-    JOB_ITEMS = 16, /* of one launch; longer lists take more launches */
-    JOB_BATCH = 64, /* batch entries of one launch, when there are key ranges */
+    JOB_ITEMS = 16,     /* of one launch; longer lists take more launches */
+    JOB_BATCH = 64,     /* batch entries of one launch, when there are key ranges */
     JOB_ROWS = 1 << 30, /* at most so many rows in a progression */
 };
 
@@ -30,10 +30,10 @@ struct JobRows {
 };
 
 struct JobItem {
-    uint32_t tile_end;                    /* tiles of this item and those before it */
+    uint32_t tile_end; /* tiles of this item and those before it */
     uint32_t blocks, instances, section;
-    uint32_t extent[INDEXES];             /* of an instance's number, group fastest */
-    int32_t head_start, head_step;        /* KV heads */
+    uint32_t extent[INDEXES];      /* of an instance's number, group fastest */
+    int32_t head_start, head_step; /* KV heads */
     uint32_t branch;
     JobRows q, k;
     ra_tensor k_view, v_view;
@@ -42,7 +42,7 @@ struct JobItem {
     double inverse_step;                  /* 1 / k.pos_step */
     int64_t origin, origin_loop[2], rate; /* dropout's lattice: the place of key y is floor((y - origin) / rate) */
     double inverse_rate;
-    int32_t place_step;                   /* from key to key */
+    int32_t place_step; /* from key to key */
 };
 
 struct Job {
@@ -62,33 +62,35 @@ struct Job {
     int64_t key_begin[JOB_BATCH], key_end[JOB_BATCH];
 };
 
-/* A tile, as the warps that compute it need it: what would take them chains of loads and products is worked out by the thread that
- * deals it. Query row a of the instance attends to the keys [lo, hi) of row_interval. */
+/* A tile, as the warps that compute it need it: what would take them chains of loads and products is worked out by the thread
+ * that deals it. Query row a of the instance attends to the keys [lo, hi) of row_interval. */
 struct Work {
-    int32_t item;                /* -1: no more work */
-    int32_t row, rows;           /* first query row a, and how many there are in the instance */
+    int32_t item;      /* -1: no more work */
+    int32_t row, rows; /* first query row a, and how many there are in the instance */
     int32_t key_first, key_tiles;
-    int32_t key_begin, key_end;  /* no row attends to keys beyond */
-    int32_t lo, hi;              /* of JobItem */
+    int32_t key_begin, key_end; /* no row attends to keys beyond */
+    int32_t lo, hi;             /* of JobItem */
     bool sloped;
-    int32_t batch, head;         /* query head */
-    int64_t below, above;        /* sloped: y - x + left and x - y + right of query row and key 0 */
-    int64_t q_row;               /* of a = 0 */
-    int64_t out, out_step;       /* single: elements from out.data to row a = 0, and from row to row */
+    int32_t batch, head;   /* query head */
+    int64_t below, above;  /* sloped: y - x + left and x - y + right of query row and key 0 */
+    int64_t q_row;         /* of a = 0 */
+    int64_t out, out_step; /* single: elements from out.data to row a = 0, and from row to row */
     int64_t lse, lse_step;
-    int64_t x, place;            /* dropout: position of query row 0, place of key 0 */
+    int64_t x, place; /* dropout: position of query row 0, place of key 0 */
     int32_t at[INDEXES];
 };
 
 #ifdef __CUDACC__
 
-/* floor(a / b), with 1 / b. Positions are below 2^51 (the host saw to it), so that doubles hold them and the guess is at most one
- * off. */
+/* floor(a / b), with 1 / b. Positions are below 2^51 (the host saw to it), so that doubles hold them and the guess is at most
+ * one off. */
 __device__ __forceinline__ int64_t floor_div(int64_t a, int64_t b, double inverse) {
     int64_t q = (int64_t)floor((double)a * inverse), r = a - q * b;
     return q - (r < 0) + (r >= b);
 }
-__device__ __forceinline__ int64_t key_steps(const JobItem &item, int64_t a) { return floor_div(a, item.k.pos_step, item.inverse_step); }
+__device__ __forceinline__ int64_t key_steps(const JobItem &item, int64_t a) {
+    return floor_div(a, item.k.pos_step, item.inverse_step);
+}
 __device__ __forceinline__ int32_t clamp_row(int64_t c) {
     return (int32_t)(c < -JOB_ROWS ? -JOB_ROWS : c > JOB_ROWS ? JOB_ROWS : c);
 }
@@ -127,7 +129,8 @@ __device__ __forceinline__ void find_work(const Job &job, uint32_t tile, int blo
         instance = rest;
     }
     work->batch = job.batch_first + work->at[INDEX_BATCH];
-    work->head = (item.head_start + work->at[INDEX_HEAD] * item.head_step) * (int32_t)item.extent[INDEX_GROUP] + work->at[INDEX_GROUP];
+    work->head =
+        (item.head_start + work->at[INDEX_HEAD] * item.head_step) * (int32_t)item.extent[INDEX_GROUP] + work->at[INDEX_GROUP];
     const int i0 = work->at[INDEX_LOOP0], i1 = work->at[INDEX_LOOP1];
     work->q_row = item.q.row + i0 * item.q.row_loop[0] + i1 * item.q.row_loop[1];
     work->rows = item.q.count;
@@ -146,7 +149,8 @@ __device__ __forceinline__ void find_work(const Job &job, uint32_t tile, int blo
         work->below = y - x + job.left;
         work->above = x - y + job.right;
         work->x = x;
-        work->place = floor_div(y - item.origin - i0 * item.origin_loop[0] - i1 * item.origin_loop[1], item.rate, item.inverse_rate);
+        work->place =
+            floor_div(y - item.origin - i0 * item.origin_loop[0] - i1 * item.origin_loop[1], item.rate, item.inverse_rate);
         if (job.has_ranges) {
             const int b = work->at[INDEX_BATCH];
             begin = max(begin, clamp_row(-key_steps(item, y - job.key_begin[b])));

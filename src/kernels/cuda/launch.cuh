@@ -17,7 +17,7 @@ ra_status cuda_failed(ra_cuda_error *error, const char *call, cudaError_t code);
 #define RA_CUDA_TRY(error, call)                                                                                               \
     do {                                                                                                                       \
         cudaError_t code_ = (call);                                                                                            \
-        if (code_ != cudaSuccess) return ra::cuda_failed(error, #call, code_);                                                   \
+        if (code_ != cudaSuccess) return ra::cuda_failed(error, #call, code_);                                                 \
     } while (0)
 
 /* ------------------------------------------------------------------------------------------------------------------ jobs */
@@ -35,7 +35,7 @@ bool append_item(Job *job, JobItem item);
 /* Might two items meet the same row of the state? Then they must not run side by side. */
 bool rows_touch(const JobItem &a, const JobItem &b);
 
-/* (row, KV head) pairs of one batch entry that the items of a single step meet. *describable: fill_holes can tell the others. */
+/* (row, KV head) pairs of a batch entry that the items of a single step meet. *describable: fill_holes can tell the others. */
 int64_t rows_met(const ra_forward_step *step, bool *describable);
 
 /* --------------------------------------------------------------------------------------------------------------- kernels */

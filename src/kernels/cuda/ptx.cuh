@@ -17,7 +17,7 @@ template <typename A> struct Same<A, A> { static constexpr bool value = true; };
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-/* Hides from the compiler where a value comes from: it would keep what it can work out of it in registers that are not there. */
+/* Hides from the compiler where a value comes from: it would keep what follows from it in registers that are not there. */
 template <typename I> __device__ __forceinline__ I afresh(I x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -34,10 +34,8 @@ __device__ __forceinline__ float exp2_fast(float x) {
 /* Two floats as a pair of 16-bit values, the first in the low half. */
 template <typename T> __device__ __forceinline__ uint32_t pack(float low, float high) {
     uint32_t pair;
-    if constexpr (Same<T, bf16>::value)
-        asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
-    else
-        asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    if constexpr (Same<T, bf16>::value) asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    else asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
     return pair;
 }
 

@@ -70,15 +70,15 @@ ra_status launch_fill(const ra_forward_step *step, ra_cuda_error *error) {
 
 } // namespace ra
 
-extern "C" ra_status ra_cuda_backend_fill(const ra_problem *p, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc, ra_tensor m,
-                                          ra_tensor l, void *stream, ra_cuda_error *error) {
+extern "C" ra_status ra_cuda_backend_fill(const ra_problem *p, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc,
+                                          ra_tensor m, ra_tensor l, void *stream, ra_cuda_error *error) {
     ra::RowsCall call = {out, lse, acc, m, l, 0, 0, 0, 0, single};
     using namespace ra;
     return launch_rows(RA_BY_TYPE(p->dtype, fill_rows), p, call, stream, error);
 }
 
-extern "C" ra_status ra_cuda_backend_finish(const ra_problem *p, ra_tensor acc, ra_tensor m, ra_tensor l, ra_tensor out, ra_tensor lse,
-                                            void *stream, ra_cuda_error *error) {
+extern "C" ra_status ra_cuda_backend_finish(const ra_problem *p, ra_tensor acc, ra_tensor m, ra_tensor l, ra_tensor out,
+                                            ra_tensor lse, void *stream, ra_cuda_error *error) {
     ra::RowsCall call = {out, lse, acc, m, l, 0, 0, 0, 0, false};
     using namespace ra;
     return launch_rows(RA_BY_TYPE(p->dtype, finish_rows), p, call, stream, error);

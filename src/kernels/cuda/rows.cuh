@@ -38,15 +38,16 @@ __device__ __forceinline__ float lse_of(float m, float l) { return l == 0.f ? -I
 /* Dropout: is the pair of query row a and the key at place j kept? */
 __device__ __forceinline__ ra_philox dropout_draw(const Job &job, const Work &work, int a, int64_t j) {
     const JobItem &item = job.items[work.item];
-    return ra_dropout_draw(job.seed, work.x + a * item.q.pos_step, j >> 2, (uint32_t)(work.batch * job.heads + work.head), item.branch);
+    return ra_dropout_draw(job.seed, work.x + a * item.q.pos_step, j >> 2, (uint32_t)(work.batch * job.heads + work.head),
+                           item.branch);
 }
 __device__ __forceinline__ bool is_kept(const Job &job, const ra_philox &draw, int64_t j) {
     const uint32_t low = j & 1 ? draw.word[1] : draw.word[0], high = j & 1 ? draw.word[3] : draw.word[2];
     return (j & 2 ? high : low) >= job.drop_below;
 }
 
-/* The same for this thread's columns of a tile of N keys in an mma's accumulators: bit 2 g + e for columns key + 8 g + 2 (lane % 4) + e
- * of query row a. */
+/* The same for this thread's columns of a tile of N keys in an mma's accumulators: bit 2 g + e for columns key + 8 g + 2 (lane
+ * % 4) + e of query row a. */
 template <int N> __device__ __forceinline__ uint64_t kept_columns(const Job &job, const Work &work, int a, int key) {
     const int64_t step = job.items[work.item].place_step;
     int64_t j = work.place + (key + (int)(threadIdx.x & 3) * 2) * step;
@@ -62,9 +63,10 @@ template <int N> __device__ __forceinline__ uint64_t kept_columns(const Job &job
     return kept;
 }
 
-/* Weights of dropped pairs become zero, in p as an mma's operand: pairs of columns, rows a and a + 8. The others' are to be scaled in the
- * end (scale_kept). */
-template <int N> __device__ __forceinline__ void drop_pairs(const Job &job, const Work &work, uint32_t (&p)[N / 4], int a, int key) {
+/* Weights of dropped pairs become zero, in p as an mma's operand: pairs of columns, rows a and a + 8. The others' are to be
+ * scaled in the end (scale_kept). */
+template <int N>
+__device__ __forceinline__ void drop_pairs(const Job &job, const Work &work, uint32_t (&p)[N / 4], int a, int key) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const uint64_t kept = kept_columns<N>(job, work, a + 8 * r, key);
@@ -79,8 +81,8 @@ template <int R> __device__ __forceinline__ void scale_kept(const Job &job, floa
     for (int i = 0; i < R; i++) o[i] *= job.keep_scale;
 }
 
-/* One row of a tile by the definition, never touching a key outside its interval: for tiles in which a masked key holds a NaN or
- * an infinity, which a matrix product with a zero weight would let through. By a whole warp. */
+/* One row of a tile by the definition, never touching a key outside its interval: for tiles in which a masked key holds a NaN
+ * or an infinity, which a matrix product with a zero weight would let through. By a whole warp. */
 template <typename T> __device__ __noinline__ void recompute_row(const Job &job, const Work &work, int a) {
     const JobItem &item = job.items[work.item];
     const int lane = threadIdx.x & 31, dim = job.head_dim;
@@ -114,7 +116,7 @@ template <typename T> __device__ __noinline__ void recompute_row(const Job &job,
         }
         l = l * shrink + sum;
         m = top;
-        #pragma unroll
+#pragma unroll
         for (int i = 0; i < 8; i++) o[i] *= shrink;
         for (int c = c0; c < min(c0 + 32, hi); c++) {
             float weight = __shfl_sync(~0u, p, c - c0);
@@ -160,8 +162,8 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&v)[4], int lane) {
     else v[2] = a, v[3] = b;
 }
 
-/* The result of a warp's 16 rows, of which this thread holds rows a0 and a0 + 8 as an mma's accumulators, to out and lse. base: what
- * weights are relative to, in units of log2. Vectors: rows of out start at multiples of 16 bytes. */
+/* The result of a warp's 16 rows, of which this thread holds rows a0 and a0 + 8 as an mma's accumulators, to out and lse. base:
+ * what weights are relative to, in units of log2. Vectors: rows of out start at multiples of 16 bytes. */
 template <typename T, int D, bool Vectors>
 __device__ __forceinline__ void write_rows(const Job &job, const Work &work, const float *o, const float (&base)[2],
                                            const float (&l)[2], int a0) {
@@ -177,7 +179,8 @@ __device__ __forceinline__ void write_rows(const Job &job, const Work &work, con
             uint32_t pair[4];
 #pragma unroll
             for (int i = 0; i < 4; i++) {
-                if (g + i < D / 8) pair[i] = pack<T>(o[(g + i) * 4 + 2 * r] * inverse[r], o[(g + i) * 4 + 2 * r + 1] * inverse[r]);
+                if (g + i < D / 8)
+                    pair[i] = pack<T>(o[(g + i) * 4 + 2 * r] * inverse[r], o[(g + i) * 4 + 2 * r + 1] * inverse[r]);
                 else pair[i] = 0;
             }
             if constexpr (Vectors) {
@@ -204,8 +207,8 @@ __device__ __forceinline__ void write_rows(const Job &job, const Work &work, con
 
 /* The same into the state. Vectors: rows of acc start at multiples of 8 bytes. */
 template <int D, bool Vectors>
-__device__ __forceinline__ void fold_rows(const Job &job, const Work &work, const float *o, const float (&base)[2], const float (&l)[2],
-                                          int a0) {
+__device__ __forceinline__ void fold_rows(const Job &job, const Work &work, const float *o, const float (&base)[2],
+                                          const float (&l)[2], int a0) {
     const JobItem &item = job.items[work.item];
     const int quad = threadIdx.x & 3;
 #pragma unroll
@@ -280,8 +283,8 @@ __device__ __forceinline__ bool row_is_met(const Job &job, uint32_t items, int r
     return false;
 }
 
-/* out = 0 and lse = -inf in the rows that no item meets. Warp `warp` of `warps` takes its share, 32 rows of all heads at a time, in step
- * with the tiles: all at once, it would keep their loads waiting. Rows of vectors. */
+/* out = 0 and lse = -inf in the rows that no item meets. Warp `warp` of `warps` takes its share, 32 rows of all heads at a
+ * time, in step with the tiles: all at once, it would keep their loads waiting. Rows of vectors. */
 template <typename T> __device__ __forceinline__ void fill_holes(const Job &job, uint32_t warp, uint32_t warps) {
     const int lane = threadIdx.x & 31;
     const uint32_t chunks = (uint32_t)(job.rows_q + 31) / 32;

@@ -8,7 +8,9 @@
 namespace ra {
 
 template <class S, bool Vectors> constexpr Variant sm80_of() {
-    return {S::D, S::ROWS, S::N, S::THREADS, S::SHARED, {(const void *)&forward_sm80<bf16, S, Vectors>, (const void *)&forward_sm80<f16, S, Vectors>}};
+    return {S::D,      S::ROWS,
+            S::N,      S::THREADS,
+            S::SHARED, {(const void *)&forward_sm80<bf16, S, Vectors>, (const void *)&forward_sm80<f16, S, Vectors>}};
 }
 
 } // namespace ra

@@ -8,7 +8,8 @@
 namespace ra {
 
 template <class S> constexpr Variant sm90_of() {
-    return {S::D, S::ROWS, S::N, S::THREADS, shared_bytes<S>(), {(const void *)&forward_sm90<bf16, S>, (const void *)&forward_sm90<f16, S>}};
+    return {S::D,       S::ROWS,           S::N,
+            S::THREADS, shared_bytes<S>(), {(const void *)&forward_sm90<bf16, S>, (const void *)&forward_sm90<f16, S>}};
 }
 
 } // namespace ra

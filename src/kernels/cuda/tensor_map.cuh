@@ -1,8 +1,8 @@
 /* Tensor maps: how TMA finds the rows of an item in the caller's tensor, wherever they lie.
  *
  * A map is 5-D: {columns, rows of the progression, three more}. The three are taken by the instance's numbers that move the
- * tensor's start (segment, residue, head, group, batch entry); two of them share a dimension when one's stride is the other's times
- * its extent. Rows beyond the progression are read as zeros.
+ * tensor's start (segment, residue, head, group, batch entry); two of them share a dimension when one's stride is the other's
+ * times its extent. Rows beyond the progression are read as zeros.
  */
 #ifndef RA_KERNELS_CUDA_TENSOR_MAP_CUH
 #define RA_KERNELS_CUDA_TENSOR_MAP_CUH
@@ -23,7 +23,8 @@ struct MapRows {
     int64_t stride[INDEXES];
 };
 
-/* Can TMA walk these rows? If so *place says how an instance's numbers become coordinates, and dims[3], strides[3] what they are. */
+/* Can TMA walk these rows? If so *place says how an instance's numbers become coordinates, and dims[3], strides[3] what they
+ * are. */
 inline bool map_places(const MapRows &rows, const uint32_t (&extent)[INDEXES], TmaPlace *place, int64_t (&dims)[3],
                        int64_t (&strides)[3]) {
     struct Dim {
@@ -62,13 +63,14 @@ inline bool map_places(const MapRows &rows, const uint32_t (&extent)[INDEXES], T
 
 inline CUresult encode_map(EncodeTiled encode, CUtensorMap *map, ra_dtype dtype, int head_dim, const MapRows &rows,
                            const int64_t (&dims)[3], const int64_t (&strides)[3], int box_rows) {
-    cuuint64_t size[5] = {(cuuint64_t)head_dim, (cuuint64_t)rows.count, (cuuint64_t)dims[0], (cuuint64_t)dims[1], (cuuint64_t)dims[2]};
-    cuuint64_t stride[4] = {(cuuint64_t)(rows.count > 1 ? rows.step : 8) * 2, (cuuint64_t)strides[0] * 2, (cuuint64_t)strides[1] * 2,
-                            (cuuint64_t)strides[2] * 2};
+    cuuint64_t size[5] = {(cuuint64_t)head_dim, (cuuint64_t)rows.count, (cuuint64_t)dims[0], (cuuint64_t)dims[1],
+                          (cuuint64_t)dims[2]};
+    cuuint64_t stride[4] = {(cuuint64_t)(rows.count > 1 ? rows.step : 8) * 2, (cuuint64_t)strides[0] * 2,
+                            (cuuint64_t)strides[1] * 2, (cuuint64_t)strides[2] * 2};
     cuuint32_t box[5] = {64, (cuuint32_t)box_rows, 1, 1, 1}, ones[5] = {1, 1, 1, 1, 1};
-    return encode(map, dtype == RA_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 5, rows.data, size, stride,
-                  box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    return encode(map, dtype == RA_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 5, rows.data,
+                  size, stride, box, ones, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 } // namespace ra

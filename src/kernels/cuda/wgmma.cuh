@@ -1,7 +1,7 @@
 /* wgmma: the warpgroup's matrix product, D (64 x N, f32 registers) += A (64 x 16) * B (16 x N).
  *
- * B, and A in the first form, are read from shared memory through descriptors; A in the second form is in registers. All tiles have
- * rows of 128 bytes (64 elements: one "panel" of a wider matrix) in the 128-byte swizzle that TMA writes:
+ * B, and A in the first form, are read from shared memory through descriptors; A in the second form is in registers. All tiles
+ * have rows of 128 bytes (64 elements: one "panel" of a wider matrix) in the 128-byte swizzle that TMA writes:
  *
  *     K-major (q, k: the sum runs along a row)              MN-major (v: the sum runs down the rows)
  *     8 rows further: + 1024 bytes ("stride")               8 rows further: + 1024 bytes ("stride")
@@ -15,8 +15,8 @@
 
 namespace ra {
 
-/* The low half of a descriptor; the high half (stride 1024, 128-byte swizzle) is the same for all. Adding to it moves the start, in
- * units of 16 bytes. */
+/* The low half of a descriptor; the high half (stride 1024, 128-byte swizzle) is the same for all. Adding to it moves the
+ * start, in units of 16 bytes. */
 __device__ __forceinline__ uint32_t wgmma_descriptor(const void *shared, uint32_t panel_bytes) {
     return (shared_address(shared) & 0x3ffff) >> 4 | (panel_bytes >> 4) << 16;
 }
@@ -87,7 +87,8 @@ template <typename T, int N> struct Wgmma;
         static __device__ __forceinline__ void ss(float (&d)[N / 2], uint32_t a, uint32_t b, int keep) {                       \
             asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\n.reg .b32 h;\nmov.b32 h, 0x40000040;\n"                           \
                          "mov.b64 a, {%" #A ", h};\nmov.b64 b, {%" #B ", h};\nsetp.ne.b32 p, %" #C ", 0;\n"                    \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" RA_S##R "}, a, b, p, 1, 1, 0, 0;\n}"\
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" RA_S##R                          \
+                         "}, a, b, p, 1, 1, 0, 0;\n}"                                                                          \
                          : RA_O##R(d)                                                                                          \
                          : "r"(a), "r"(b), "r"(keep)                                                                           \
                          : "memory");                                                                                          \
@@ -95,8 +96,8 @@ template <typename T, int N> struct Wgmma;
         static __device__ __forceinline__ void rs(float (&d)[N / 2], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,       \
                                                   uint32_t b) {                                                                \
             asm volatile("{\n.reg .b64 b;\n.reg .b32 h;\nmov.b32 h, 0x40000040;\nmov.b64 b, {%" #E ", h};\n"                   \
-                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" RA_S##R "}, {%" #A ", %" #B      \
-                         ", %" #C ", %" #D "}, b, 1, 1, 1, 1;\n}"                                                              \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" RA_S##R                          \
+                         "}, {%" #A ", %" #B ", %" #C ", %" #D "}, b, 1, 1, 1, 1;\n}"                                          \
                          : RA_O##R(d)                                                                                          \
                          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b)                                                          \
                          : "memory");                                                                                          \
