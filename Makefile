@@ -36,8 +36,9 @@ cuda: build ## compile the CUDA kernels too (default where there is a GPU)
 test-gpu: cuda ## the tests that need a CUDA device (and PyTorch), and a small set of them under compute-sanitizer
 	@PYTHON=$(or $(PYTHON),python3) tools/test_gpu.sh $(abspath $(BUILD))
 
-bench: build ## speed on this machine
-	@tools/bench.sh $(BUILD)/ringattn
+bench: build ## speed on this machine, and beside PyTorch where it is installed
+	@ninja -C $(BUILD) bench_kernels
+	@tools/bench.sh $(BUILD)
 
 fuzz: ## parsers, messages and plans under libFuzzer (FUZZ_SECONDS each)
 	@tools/setup.sh fuzz

@@ -1,24 +1,35 @@
 #!/usr/bin/env python3
-"""ringattn against PyTorch's scaled_dot_product_attention on this CPU, alternating in one run.
-
-Both get the same numbers and threads. PyTorch gets contiguous [B, H, N, D] and its default backend; the dilated pattern is computed the
-careful way: strided views of segments into SDPA, results scattered into zeros. Medians; GFLOP/s count attended pairs only (4 D a pair
-forward, 10 D backward). On a shared machine only the ratios mean anything.
+"""ringattn beside PyTorch's scaled_dot_product_attention on this CPU: one process, same numbers, same threads, taking turns, medians.
 
     RINGATTN_LIBRARY=build/libringattn.so PYTHONPATH=python python3 bench/cpu_peers.py --json peers.json --plot peers.png
-    ... --quick                  a few cases in under a minute
-    ... --avx2                   ours and PyTorch both held to AVX2
-"""
+    ... --quick                         a few rows in half a minute
+    ... --budget 240                    the whole grid within 240 seconds: less time a row, and rows that cannot fit are left out
+    ... --avx2                          ours and PyTorch both held to AVX2
+    ... --plot peers.png peers.json     draws earlier results
+
+Cases, each for every --seq, --dims, --dtypes, --threads and --passes:
+    dense, causal                       PyTorch gets contiguous [B, H, N, D] and its default backend
+    dilated, dilated-causal             branches 2048/1, 4096/2, 8192/4; PyTorch the careful way: strided views of segments into SDPA,
+                                        results copied to their rows
+and of this library against itself, where the peer is
+    own                                 dense attention of as many rows as a dilated segment has (w/r = 1024), for each useful flop
+    ranks                               one rank of two workers, against two ranks of one (n = 32768)
+    scaling                             one thread, against two, with one head
+    overhead                            PyTorch at n = 1: microseconds of a whole call from Python, smallest of many
+
+GFLOP/s count attended pairs only, 4 D a pair forward, 10 D backward. On a shared machine only the ratios of a row mean anything."""
 import argparse
 import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
 
 HOLD_TO_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "RINGATTN_KERNEL": "avx2"}
-SEGMENTS, RATES = (2048, 4096, 8192), (1, 2, 4)
+BRANCHES = ((2048, 1), (4096, 2), (8192, 4))
+CASES = ("dense", "causal", "dilated", "dilated-causal", "own", "ranks", "scaling", "overhead")
 
 
 def numbers(text):
@@ -29,17 +40,27 @@ def words(text):
     return text.split(",")
 
 
+def cases(text):
+    chosen = words(text)
+    for name in chosen:
+        if name not in CASES:
+            raise argparse.ArgumentTypeError(f"no case {name!r}: {', '.join(CASES)}")
+    return chosen
+
+
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=words, default=["dense", "causal", "dilated"], help="dense, causal, dilated, dilated-causal, ranks")
+    parser.add_argument("results", nargs="*", help="JSON to draw instead of measuring")
+    parser.add_argument("--cases", type=cases, default=list(CASES), metavar="NAME,...")
     parser.add_argument("--seq", type=numbers, default=[1024, 4096, 16384, 65536])
     parser.add_argument("--dims", type=numbers, default=[64, 128])
     parser.add_argument("--dtypes", type=words, default=["f32", "bf16"])
-    parser.add_argument("--heads", type=numbers, default=[1], help="of dense cases; dilated ones take 3")
+    parser.add_argument("--heads", type=numbers, default=[1], help="of dense cases; dilated ones have 3")
     parser.add_argument("--threads", type=numbers, default=[1, 2])
     parser.add_argument("--passes", type=words, default=["forward", "backward"])
     parser.add_argument("--seconds", type=float, default=4.0, help="for one row of the table, about")
-    parser.add_argument("--skip-over", type=float, default=60.0, help="skip PyTorch's side when one call takes longer than this")
+    parser.add_argument("--budget", type=float, help="seconds for all rows together")
+    parser.add_argument("--longest", type=float, default=20.0, help="leave a row out when one call would take longer (seconds)")
     parser.add_argument("--kernel", default="auto")
     parser.add_argument("--avx2", action="store_true")
     parser.add_argument("--quick", action="store_true")
@@ -48,7 +69,8 @@ def arguments():
     parser.add_argument("--plot")
     options = parser.parse_args()
     if options.quick:
-        options.seq, options.seconds, options.cases, options.threads = [4096], 1.0, ["dense", "causal"], [1]
+        options.seq, options.dims, options.threads, options.seconds = [2048], [64], [1], 1.0
+        options.cases = ["dense", "causal", "scaling", "overhead"]
     return options
 
 
@@ -58,10 +80,6 @@ def cpu_name():
             for line in file:
                 if line.startswith("model name"):
                     return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    try:
-        import subprocess
         for line in subprocess.run(["lscpu"], capture_output=True, text=True).stdout.splitlines():
             if line.startswith("Model name"):
                 return line.split(":", 1)[1].strip()
@@ -71,175 +89,267 @@ def cpu_name():
 
 
 class Case:
-    """One row: inputs, and a call of each side for forward and backward."""
+    """Inputs, and a call of each side for forward and backward. Sides are "ringattn" and "peer"."""
 
-    def __init__(self, kind, dtype, seq, heads, dim, threads, kernel):
-        import torch
+    def __init__(self, kind, dtype, seq, heads, dim, threads, kernel="auto"):
         import ringattn
+        import torch
+
         self.kind, self.seq, self.heads, self.dim, self.threads = kind, seq, heads, dim, threads
-        self.causal = "causal" in kind
-        self.dilated = kind.startswith("dilated")
+        self.causal, self.dilated = "causal" in kind, kind.startswith("dilated")
         self.torch, self.ringattn = torch, ringattn
-        generator = torch.Generator().manual_seed(1)
-        kind_of = {"f32": torch.float32, "bf16": torch.bfloat16}[dtype]
-        make = lambda: torch.randn(1, seq, heads, dim, generator=generator).to(kind_of)
-        self.ours = [make() for _ in range(3)]
-        self.dout = make()
-        self.theirs = [x.transpose(1, 2).contiguous() for x in self.ours]
-        self.their_dout = self.dout.transpose(1, 2).contiguous()
+        self.dtype = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16}[dtype]
         self.options = dict(is_causal=self.causal, threads=threads, kernel=kernel)
+        self.ours = self.inputs(seq)
+        self.own_peer = None  # options of this library's other side
         if self.dilated:
-            self.options.update(segment_lengths=SEGMENTS, dilation_rates=RATES)
+            self.options.update(segment_lengths=[w for w, _ in BRANCHES], dilation_rates=[r for _, r in BRANCHES])
+        if kind == "own":
+            self.options.update(segment_lengths=[4096], dilation_rates=[4])
+            self.own_peer = dict(threads=threads, kernel=kernel)
         if kind == "ranks":
             self.options.update(threads=1, group=2)
+            self.own_peer = dict(threads=2, kernel=kernel)
+        if kind == "scaling":
+            self.options.update(threads=2)
+            self.own_peer = dict(threads=1, kernel=kernel)
+        if kind == "own":  # as many pairs as the dilated side has: heads instead of segments
+            self.theirs = self.inputs(1024, heads * seq // 4096)
+        elif self.own_peer:
+            self.theirs = self.ours
+        else:
+            self.theirs = [x.transpose(1, 2).contiguous() for x in self.ours]
         torch.set_num_threads(threads)
 
+    def inputs(self, seq, heads=None):
+        """q, k, v and dout."""
+        generator = self.torch.Generator().manual_seed(1)
+        shape = (1, seq, heads or self.heads, self.dim)
+        return [self.torch.randn(shape, generator=generator).to(self.dtype) for _ in range(4)]
+
     def pairs(self):
+        if self.kind == "own":
+            return self.heads * self.seq // 4096 * 1024**2
         if not self.dilated:
-            return self.heads * (self.seq * (self.seq + 1) // 2 if self.causal else self.seq ** 2)
+            return self.heads * (self.seq * (self.seq + 1) // 2 if self.causal else self.seq**2)
         total = 0
-        for branch, (segment, rate) in enumerate(zip(SEGMENTS, RATES)):
+        for branch, (segment, rate) in enumerate(BRANCHES):
             rows = len(range(branch % rate, segment, rate))
             pairs = rows * (rows + 1) // 2 if self.causal else rows * rows
-            total += self.heads // len(SEGMENTS) * (self.seq // segment) * pairs
+            total += self.heads // len(BRANCHES) * (self.seq // segment) * pairs
         return total
 
-    def our_call(self, *qkv):
-        return self.ringattn.attention(*qkv, **self.options)
+    def our_call(self, q, k, v):
+        return self.ringattn.attention(q, k, v, **self.options)
 
     def their_call(self, q, k, v):
+        if self.own_peer:
+            return self.ringattn.attention(q, k, v, **self.own_peer)
         sdpa = self.torch.nn.functional.scaled_dot_product_attention
-        if self.kind == "ranks":  # the other side is this library, on one rank of two workers
-            return self.ringattn.attention(q, k, v, threads=2)
         if not self.dilated:
             return sdpa(q, k, v, is_causal=self.causal)
         out = self.torch.zeros_like(q)
-        share = self.heads // len(SEGMENTS)
-        for branch, (segment, rate) in enumerate(zip(SEGMENTS, RATES)):
+        share = self.heads // len(BRANCHES)
+        for branch, (segment, rate) in enumerate(BRANCHES):
             heads = slice(branch * share, (branch + 1) * share)
-            view = lambda x: x[0, heads].unflatten(1, (self.seq // segment, segment))[:, :, branch % rate::rate]
+
+            def view(x):
+                return x[0, heads].unflatten(1, (self.seq // segment, segment))[:, :, branch % rate :: rate]
+
             view(out).copy_(sdpa(view(q), view(k), view(v), is_causal=self.causal))
         return out
 
     def calls(self, direction):
-        torch = self.torch
-        theirs = self.ours if self.kind == "ranks" else self.theirs
-        if direction == "forward":
-            def ours():
-                with torch.no_grad():
-                    return self.our_call(*self.ours)
+        """A function without arguments for each side."""
+        torch, result = self.torch, []
+        for call, (*qkv, dout) in ((self.our_call, self.ours), (self.their_call, self.theirs)):
+            if direction == "forward":
 
-            def peer():
-                with torch.no_grad():
-                    return self.their_call(*theirs)
-            return ours, peer
-        result = []
-        for inputs, call, dout in ((self.ours, self.our_call, self.dout), (theirs, self.their_call, self.dout if theirs is self.ours else self.their_dout)):
-            leaves = [x.detach().clone().requires_grad_() for x in inputs]
-            out = call(*leaves)
-            result.append(lambda out=out, leaves=leaves, dout=dout: torch.autograd.grad(out, leaves, dout, retain_graph=True))
+                def forward(call=call, qkv=qkv):
+                    with torch.no_grad():
+                        return call(*qkv)
+
+                result.append(forward)
+            else:
+                leaves = [x.detach().clone().requires_grad_() for x in qkv]
+                out = call(*leaves)
+                result.append(lambda out=out, leaves=leaves, dout=dout: torch.autograd.grad(out, leaves, dout, retain_graph=True))
         return result
 
     def check(self):
         """Both sides agree: a fast wrong answer is no answer."""
+        if self.kind == "own":
+            return
         with self.torch.no_grad():
-            theirs = self.ours if self.kind == "ranks" else self.theirs
-            a, b = self.our_call(*self.ours).float(), self.their_call(*theirs).float()
-            b = b if theirs is self.ours else b.transpose(1, 2)
-            error = (a - b).abs().max().item()
-        limit = 2e-2 if self.ours[0].dtype != self.torch.float32 else 1e-5
-        if not error <= limit:
+            ours, theirs = self.our_call(*self.ours[:3]).float(), self.their_call(*self.theirs[:3]).float()
+        error = (ours - (theirs if self.own_peer else theirs.transpose(1, 2))).abs().max().item()
+        if not error <= (1e-5 if self.dtype == self.torch.float32 else 2e-2):
             sys.exit(f"{self.kind} n={self.seq} d={self.dim}: the two sides differ by {error:.3g}")
 
 
-def measure(ours, peer, seconds, skip_over):
-    """Medians of alternating calls."""
-    def timed(call):
-        start = time.perf_counter()
-        call()
-        return time.perf_counter() - start
+def timed(call):
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
 
-    first = [timed(ours), timed(peer)]
-    if first[1] > skip_over:
-        return first
-    times, stop = ([], []), time.perf_counter() + seconds
-    while len(times[0]) < 3 or (time.perf_counter() < stop and len(times[0]) < 200):
+
+def measure(ours, peer, seconds):
+    """Medians of calls that take turns, after one of each that does not count."""
+    stop = time.perf_counter() + seconds
+    first, times = timed(ours) + timed(peer), ([], [])
+    while not times[0] or (time.perf_counter() + first < stop and len(times[0]) < 60):
         times[0].append(timed(ours))
         times[1].append(timed(peer))
-        if sum(first) > seconds and len(times[0]) >= 2:
-            break
     return [statistics.median(side) for side in times]
 
 
-def main():
-    options = arguments()
-    if options.avx2 and any(os.environ.get(name) != value for name, value in HOLD_TO_AVX2.items()):
-        os.execve(sys.executable, [sys.executable] + sys.argv, {**os.environ, **HOLD_TO_AVX2})
-    import torch
-    import ringattn
-    from ringattn import _lib
-    machine = f"{cpu_name()}, {os.cpu_count()} CPUs; PyTorch {torch.__version__}, ringattn {ringattn.__version__}"
-    if options.avx2:
-        machine += ", both held to AVX2"
-    print(machine, flush=True)
-    rows = []
+def overhead(dtype, dim, threads, kernel):
+    """Microseconds of a call at n = 1, each side."""
+    one = Case("overhead", dtype, 1, 1, dim, threads, kernel)
+    ours, peer = one.calls("forward")
+    return [1e6 * min(timed(call) for _ in range(3000)) for call in (ours, peer)]
+
+
+def planned(options):
+    """(case, dtype, dim, seq, heads, threads, direction) of each row, small ones first, so that they tell how long the others take."""
+    found = []
     for case in options.cases:
-        for dtype in options.dtypes:
-            for dim in options.dims:
-                for seq in options.seq:
-                    if case.startswith("dilated") and seq % SEGMENTS[-1]:
-                        continue
-                    for heads in [3] if case.startswith("dilated") else options.heads:
-                        for threads in [2] if case == "ranks" else options.threads:
-                            one = Case(case, dtype, seq, heads, dim, threads, options.kernel)
-                            one.check()
-                            for direction in options.passes:
-                                seconds = measure(*one.calls(direction), options.seconds, options.skip_over)
-                                flops = (4 if direction == "forward" else 10) * dim * one.pairs()
-                                row = dict(case=case, dtype=dtype, seq=seq, heads=heads, dim=dim, threads=threads, direction=direction,
-                                           ringattn=flops / seconds[0] / 1e9, peer=flops / seconds[1] / 1e9, ratio=seconds[1] / seconds[0])
-                                rows.append(row)
-                                print("{case:14} {dtype:4} n={seq:<6} h={heads} d={dim:<3} threads={threads} {direction:8} ringattn {ringattn:8.1f} "
-                                      "peer {peer:8.1f} GFLOP/s   {ratio:6.2f}x".format(**row), flush=True)
-    if options.json:
-        with open(options.json, "w") as file:
-            json.dump(dict(machine=machine, date=time.strftime("%Y-%m-%d"), rows=rows), file, indent=1)
-    if options.markdown:
-        with open(options.markdown, "w") as file:
-            file.write(markdown(machine, rows))
-    if options.plot:
-        plot(machine, rows, options.plot)
+        for seq in {"own": [16384], "ranks": [32768], "scaling": [4096], "overhead": [1]}.get(case, options.seq):
+            if case.startswith("dilated") and seq % BRANCHES[-1][0]:
+                continue
+            for dtype in options.dtypes:
+                for dim in options.dims:
+                    for heads in [3] if case.startswith("dilated") else [1] if case not in ("dense", "causal") else options.heads:
+                        for threads in [2] if case in ("ranks", "scaling") else [1] if case == "overhead" else options.threads:
+                            for direction in ["forward"] if case == "overhead" else options.passes:
+                                found.append((case, dtype, dim, seq, heads, threads, direction))
+    return sorted(found, key=lambda row: 0 if row[0] in ("own", "scaling", "overhead") else row[3])
 
 
-def markdown(machine, rows):
-    lines = [f"{machine}; {time.strftime('%Y-%m-%d')}. GFLOP/s of useful work.", "",
-             "| case | dtype | n | heads | D | threads | pass | ringattn | PyTorch | ratio |",
+def measured(options):
+    """The rows of the table, and what was left out."""
+    rows, left_out, rates, held, plan = [], [], {}, (None, None), planned(options)
+    start = time.perf_counter()
+    for index, key in enumerate(plan):
+        case, dtype, dim, seq, heads, threads, direction = key
+        seconds = most = options.seconds
+        if options.budget:
+            share = (options.budget - (time.perf_counter() - start)) / (len(plan) - index)
+            seconds, most = min(seconds, share), 8 * share
+        names = dict(case=case, dtype=dtype, seq=seq, heads=heads, dim=dim, threads=threads, direction=direction)
+        if case == "overhead":
+            ours, peer = overhead(dtype, dim, threads, options.kernel)
+            rows.append(dict(names, unit="us", ringattn=ours, peer=peer, ratio=peer / ours))
+        else:
+            if held[0] != key[:6]:
+                held = (key[:6], Case(case, dtype, seq, heads, dim, threads, options.kernel))
+            one = held[1]
+            flops = (4 if direction == "forward" else 10) * dim * one.pairs()
+            # by the slower side of a smaller row of this kind; two calls a side at least, and backward has a forward before it
+            like = (one.own_peer is None, dtype, dim, threads, direction)
+            call = flops / rates.get(like, 5e10)
+            if call > options.longest or (options.budget and (4 if direction == "forward" else 5) * call > most):
+                left_out.append(dict(names, seconds=call))
+                print("{case:14} {dtype:4} n={seq:<6} h={heads} d={dim:<3} threads={threads} {direction:8} left out: about "
+                      "{seconds:.1f} s a call".format(**left_out[-1]), flush=True)
+                continue
+            if direction == options.passes[0] and call < 0.5:
+                one.check()
+            times = measure(*one.calls(direction), seconds)
+            rates[like] = flops / max(times)
+            rows.append(dict(names, unit="gflops", ringattn=flops / times[0] / 1e9, peer=flops / times[1] / 1e9, ratio=times[1] / times[0]))
+        print("{case:14} {dtype:4} n={seq:<6} h={heads} d={dim:<3} threads={threads} {direction:8} ringattn {ringattn:8.1f} "
+              "peer {peer:8.1f} {name}   {ratio:6.2f}x".format(name={"us": "us", "gflops": "GFLOP/s"}[rows[-1]["unit"]], **rows[-1]),
+              flush=True)
+    return rows, left_out
+
+
+def markdown(machine, rows, left_out):
+    lines = [f"{machine}; {time.strftime('%Y-%m-%d')}. GFLOP/s of useful work (overhead: microseconds).", "",
+             "| case | dtype | n | heads | D | threads | pass | ringattn | peer | ratio |",
              "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
-    for row in rows:
-        lines.append("| {case} | {dtype} | {seq} | {heads} | {dim} | {threads} | {direction} | {ringattn:.0f} | {peer:.0f} | {ratio:.2f}x |".format(**row))
+    for row in sorted(rows, key=lambda row: CASES.index(row["case"])):
+        lines.append("| {case} | {dtype} | {seq} | {heads} | {dim} | {threads} | {direction} | {ringattn:.0f} | {peer:.0f} | {ratio:.2f}x |"
+                     .format(**row))
+    if left_out:
+        lines += ["", "Left out for lack of time: " + ", ".join("{case} {dtype} n={seq} D={dim} {threads} threads {direction}".format(**row)
+                                                               for row in left_out) + "."]
     return "\n".join(lines) + "\n"
 
 
 def plot(machine, rows, path):
-    import matplotlib
+    try:
+        import matplotlib
+    except ImportError:
+        sys.exit("--plot needs matplotlib (pip install matplotlib)")
     matplotlib.use("Agg")
     from matplotlib import pyplot
-    groups = sorted({(row["dtype"], row["dim"], row["direction"]) for row in rows})
-    figure, axes = pyplot.subplots(1, len(groups), figsize=(3.2 * len(groups), 3.4), sharex=True, squeeze=False)
-    for axis, group in zip(axes[0], groups):
-        mine = [row for row in rows if (row["dtype"], row["dim"], row["direction"]) == group]
-        for case, heads, threads in sorted({(row["case"], row["heads"], row["threads"]) for row in mine}):
-            line = sorted((row["seq"], row["ratio"]) for row in mine if (row["case"], row["heads"], row["threads"]) == (case, heads, threads))
-            axis.plot(*zip(*line), marker="o", markersize=3, label=f"{case}, {threads} thr")
+
+    rows = [row for row in rows if row["case"] in CASES[:4]]
+    groups = sorted({(row["direction"], row["dtype"], row["dim"]) for row in rows}, reverse=True)
+    if not groups:
+        sys.exit("--plot: no rows against PyTorch to draw")
+    across = min(4, len(groups))
+    down = -(-len(groups) // across)
+    figure, axes = pyplot.subplots(down, across, figsize=(3.2 * across, 0.8 + 2.8 * down), squeeze=False, sharex=True)
+    lines = sorted({(row["case"], row["heads"], row["threads"]) for row in rows})
+    colours = {line: f"C{index % 10}" for index, line in enumerate(lines)}
+    for axis, group in zip(axes.flat, groups):
+        mine = [row for row in rows if (row["direction"], row["dtype"], row["dim"]) == group]
+        for line in lines:
+            points = sorted((row["seq"], row["ratio"]) for row in mine if (row["case"], row["heads"], row["threads"]) == line)
+            if points:
+                axis.plot(*zip(*points), marker="o", markersize=3, color=colours[line])
         axis.axhline(1, color="grey", linewidth=0.8)
         axis.set_xscale("log", base=2)
-        axis.set_title("{} D={} {}".format(*group), fontsize=9)
         axis.set_ylim(bottom=0)
-    axes[0][0].set_ylabel("times PyTorch")
-    axes[0][0].legend(fontsize=6)
+        axis.set_title("{}, {}, D = {}".format(*group), fontsize=9)
+    for axis in axes.flat[len(groups) :]:
+        axis.set_visible(False)
+    for row in axes:
+        row[0].set_ylabel("times PyTorch's speed", fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("sequence length", fontsize=8)
+    handles = [pyplot.Line2D([], [], color=colours[line], marker="o", markersize=3) for line in lines]
+    figure.legend(handles, [f"{case}, {heads} head{'s' * (heads > 1)}, {threads} thread{'s' * (threads > 1)}" for case, heads, threads in lines],
+                  loc="lower center", ncol=min(4, len(lines)), fontsize=7)
     figure.suptitle(machine, fontsize=8)
-    figure.tight_layout()
+    figure.tight_layout(rect=(0, 0.1, 1, 1))
     figure.savefig(path, dpi=150)
+
+
+def main():
+    options = arguments()
+    if options.results:
+        if not options.plot:
+            sys.exit("results are drawn to --plot FILE")
+        results = []
+        for name in options.results:
+            with open(name) as file:
+                results.append(json.load(file))
+        plot(results[0]["machine"], [row for result in results for row in result["rows"]], options.plot)
+        return
+    if options.avx2 and any(os.environ.get(name) != value for name, value in HOLD_TO_AVX2.items()):
+        os.execve(sys.executable, [sys.executable] + sys.argv, {**os.environ, **HOLD_TO_AVX2})
+    try:
+        import torch
+    except ImportError:
+        sys.exit("bench/cpu_peers.py measures against PyTorch, which is missing here (pip install torch)")
+    import ringattn
+
+    machine = f"{cpu_name()}, {os.cpu_count()} CPUs; PyTorch {torch.__version__}, ringattn {ringattn.__version__}"
+    if options.avx2:
+        machine += ", both held to AVX2"
+    print(machine, flush=True)
+    rows, left_out = measured(options)
+    if options.json:
+        with open(options.json, "w") as file:
+            json.dump(dict(machine=machine, date=time.strftime("%Y-%m-%d"), rows=rows, left_out=left_out), file, indent=1)
+    if options.markdown:
+        with open(options.markdown, "w") as file:
+            file.write(markdown(machine, rows, left_out))
+    if options.plot:
+        plot(machine, rows, options.plot)
 
 
 if __name__ == "__main__":

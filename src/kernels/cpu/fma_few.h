@@ -72,35 +72,40 @@ static int64_t few_scratch(const ra_problem *problem, int workers) {
     return few_slots(problem, NULL, NULL) + workers * few_arrays(problem, NULL, &space);
 }
 
-/* Rows of up to LANES keys from c on: where they lie, or converted. */
-INLINE void few_load(const float *rows[LANES], float *staged, const ra_place *place, const ra_tensor *view, int64_t c, int64_t count) {
-    const int64_t dim = place->problem->head_dim, width = padded(dim);
-    for (int64_t j = 0; j < count; j++) {
-        const int64_t at = ra_place_key_at(place, view, c + j);
-        rows[j] = (const float *)view->data + at;
-        if (place->problem->dtype == RA_F32 && dim == width) continue;
-        load_row(staged + j * width, view->data, place->problem->dtype, at, dim);
+/* Rows of up to LANES keys from c on: where they lie, or converted. Rows that are missing are the last again. The next rows are
+ * asked for, since those of one head may lie too far apart for the processor to guess. */
+INLINE void few_load(const float *rows[LANES], float *staged, const ra_place *place, const ra_tensor *view, int64_t c, int64_t count,
+                     int64_t left) {
+    const ra_dtype dtype = place->problem->dtype;
+    const int64_t dim = place->problem->head_dim, width = padded(dim), size = (int64_t)ra_dtype_size(dtype);
+    const int64_t at = ra_place_key_at(place, view, c), row = place->k.row_step * view->row;
+    for (int64_t j = 0; j < LANES; j++) {
+        const int64_t mine = at + ra_min(j, count - 1) * row;
+        if (row * size > 1024 && j + LANES < left) {
+            const char *next = (const char *)view->data + (mine + LANES * row) * size;
+            for (int64_t byte = 0; byte < dim * size; byte += 64) __builtin_prefetch(next + byte);
+        }
+        rows[j] = (const float *)view->data + mine;
+        if (dtype == RA_F32 && dim == width) continue;
+        load_row(staged + j * width, view->data, dtype, mine, dim);
         rows[j] = staged + j * width;
     }
 }
 
-/* The scores of a row against up to LANES keys, one in each lane. */
-INLINE vec few_dots(const float *q, const float *const keys[LANES], int64_t count, int64_t width) {
-    float parts[LANES * LANES], turned[LANES * LANES];
-    for (int64_t j = 0; j < LANES; j++) {
-        vec sum0 = splat(0), sum1 = splat(0);
-        int64_t d = 0;
-        for (; j < count && d + 2 * LANES <= width; d += 2 * LANES) {
-            sum0 += load(q + d) * load(keys[j] + d);
-            sum1 += load(q + d + LANES) * load(keys[j] + d + LANES);
-        }
-        if (j < count && d < width) sum0 += load(q + d) * load(keys[j] + d);
-        store(parts + j * LANES, sum0 + sum1);
+/* The scores of a row against LANES keys, one in each lane. */
+INLINE vec few_dots(const float *q, const float *const keys[LANES], int64_t width) {
+    vec sum[LANES];
+    for (int j = 0; j < LANES; j++) sum[j] = splat(0);
+    for (int64_t d = 0; d < width; d += LANES) {
+        const vec x = load(q + d);
+        for (int j = 0; j < LANES; j++) sum[j] += x * load(keys[j] + d);
     }
+    float parts[LANES * LANES], turned[LANES * LANES];
+    for (int j = 0; j < LANES; j++) store(parts + j * LANES, sum[j]);
     transpose(turned, LANES, parts, LANES);
-    vec sum = load(turned);
-    for (int i = 1; i < LANES; i++) sum += load(turned + i * LANES);
-    return sum;
+    vec all = load(turned);
+    for (int i = 1; i < LANES; i++) all += load(turned + i * LANES);
+    return all;
 }
 
 /* Row i's weights of the block of keys [first, last) in place of its scores; its state follows. */
@@ -135,13 +140,23 @@ static void few_weigh(few_space *w, few_state *state, const ra_place *place, int
     }
 }
 
-/* sum += the weights p[0 .. count) of consecutive values. */
-INLINE void few_add(float *sum, const float *p, const float *const values[LANES], int64_t from, int64_t to, int64_t width) {
+/* sum += the weights p[0 .. LANES) of LANES values. */
+INLINE void few_add(float *restrict sum, const float *p, const float *const values[LANES], int64_t width) {
+    vec weight[LANES];
+    for (int j = 0; j < LANES; j++) weight[j] = splat(p[j]);
     for (int64_t d = 0; d < width; d += LANES) {
-        vec x = load(sum + d);
-        for (int64_t j = from; j < to; j++) x += splat(p[j]) * load(values[j] + d);
-        store(sum + d, x);
+        vec even = load(sum + d), odd = splat(0);
+        for (int j = 0; j < LANES; j += 2) {
+            even += weight[j] * load(values[j] + d);
+            odd += weight[j + 1] * load(values[j + 1] + d);
+        }
+        store(sum + d, even + odd);
     }
+}
+/* The same for those in [from, to): a weight of 0 is not enough where a value may be no number. */
+static void few_add_some(float *restrict sum, const float *p, const float *const values[LANES], int64_t from, int64_t to, int64_t width) {
+    for (int64_t j = from; j < to; j++)
+        for (int64_t d = 0; d < width; d += LANES) store(sum + d, load(sum + d) + splat(p[j]) * load(values[j] + d));
 }
 
 /* What keys [low, high) add to the state of a place's rows. */
@@ -152,21 +167,21 @@ static void few_part(few_space *w, few_state *state, const ra_place *place, int6
         const int64_t last = ra_min(first + FEW_BLOCK, high);
         for (int64_t c = first; c < last; c += LANES) {
             const int64_t count = ra_min(LANES, last - c);
-            few_load(at, w->staged, place, &place->item->k_view, c, count);
-            for (int64_t i = 0; i < rows; i++) store(w->s + i * FEW_BLOCK + c - first, few_dots(w->q + i * width, at, count, width));
+            few_load(at, w->staged, place, &place->item->k_view, c, count, last - c);
+            for (int64_t i = 0; i < rows; i++) store(w->s + i * FEW_BLOCK + c - first, few_dots(w->q + i * width, at, width));
         }
         for (int64_t i = 0; i < rows; i++) few_weigh(w, state, place, i, first, last);
         memset(w->sum, 0, (size_t)(rows * width) * sizeof(float));
         for (int64_t c = first; c < last; c += LANES) {
             const int64_t count = ra_min(LANES, last - c);
-            few_load(at, w->staged, place, &place->item->v_view, c, count);
+            few_load(at, w->staged, place, &place->item->v_view, c, count, last - c);
             for (int64_t i = 0; i < rows; i++) {
                 const int64_t from = ra_max(w->begin[i] - c, 0), to = ra_min(w->end[i] - c, count);
                 const float *p = w->s + i * FEW_BLOCK + c - first;
                 if (from == 0 && to == LANES)
-                    few_add(w->sum + i * width, p, at, 0, LANES, width);
+                    few_add(w->sum + i * width, p, at, width);
                 else
-                    few_add(w->sum + i * width, p, at, from, to, width);
+                    few_add_some(w->sum + i * width, p, at, from, to, width);
             }
         }
         for (int64_t d = 0; d < rows * width; d++) state->acc[d] += w->sum[d];
