@@ -18,6 +18,11 @@ struct CMUnitTest {
 #define print_message(...) printf(__VA_ARGS__)
 #define fail_msg(...) (fprintf(stderr, __VA_ARGS__), fprintf(stderr, " (%s:%d)\n", __FILE__, __LINE__), exit(1))
 #define fail() fail_msg("failed")
+#define skip()                                    \
+    do {                                          \
+        printf("skipped: ");                      \
+        return;                                   \
+    } while (0)
 #define assert_true(x) ((x) ? (void)0 : fail_msg("not true: %s", #x))
 #define assert_non_null(x) assert_true((x) != NULL)
 #define assert_int_equal(a, b) assert_true((a) == (b))
