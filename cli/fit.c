@@ -31,6 +31,16 @@ static ra_status bytes_at(const settings *s, description *d, int64_t seq, int ra
     return RA_OK;
 }
 
+/* Long sequences are looked at in steps in which every rank holds whole segments: then a row meets its keys in one place and needs no running
+ * state, which a row more would. */
+static int64_t rounded(const settings *s, int ranks, int64_t seq) {
+    int64_t segment = 0, unit;
+    for (int64_t i = 0; i < s->segment_lengths.count; i++) segment = ra_max(segment, s->segment_lengths.values[i]);
+    if (segment == 0) segment = 512; /* dense: any round number */
+    if (!ra_mul(2 * ranks, segment, &unit) || unit > seq / 64) return seq;
+    return seq - seq % unit;
+}
+
 /* The longest sequence for this layout and bucket; 0 if none. Memory grows nearly in proportion to the length, so a guess by the rule of
  * three halves the error many times over; where it does not, the interval is halved. */
 static ra_status longest(const settings *s, description *d, int ranks, bool backward, int64_t *seq) {
@@ -44,9 +54,12 @@ static ra_status longest(const settings *s, description *d, int ranks, bool back
         if (bytes == INT64_MAX || rounds % 4 == 3) rule = (double)low + (double)(high - low) / 2;
         else if (yes) rule *= 1.0001; /* beyond it, so that the next one closes the interval */
         guess = rule >= (double)high ? high - 1 : (int64_t)rule;
-        if (guess <= low) guess = low + 1;
+        guess = rounded(s, ranks, guess);
+        if (guess <= low && rounded(s, ranks, high - 1) <= low) break;
+        if (guess <= low) guess = low + (high - low) / 2;
+        guess = ra_max(low + 1, rounded(s, ranks, guess));
     }
-    *seq = low >= 1 << 16 ? low - low % 1024 : low;
+    *seq = low;
     return RA_OK;
 }
 
@@ -61,10 +74,9 @@ static ra_status try_setting(const settings *s, const machine *m, description *d
         f->memory_bytes = backward ? totals.backward_max : totals.forward_max;
         if (f->memory_bytes <= s->memory_limit) break;
         int64_t shorter = (int64_t)((double)f->seq * ((double)s->memory_limit / (double)f->memory_bytes));
-        f->seq = ra_min(shorter, f->seq - 1);
+        f->seq = rounded(s, ranks, ra_min(shorter, f->seq - 1));
         if (f->seq < shortest(s)) f->seq = 0;
         if (f->seq == 0) return RA_OK;
-        if (f->seq >= 1 << 16) f->seq -= f->seq % 1024;
     }
     RA_TRY(machine_predict(m, &d->desc, ranks, &p));
     f->seconds = p.forward + (backward ? p.backward : 0);
