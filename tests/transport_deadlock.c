@@ -2,6 +2,8 @@
  * ranks that only look like it: not told. */
 #include "transport_mistakes.h"
 
+#include <unistd.h>
+
 static const double timeout = 1; /* long enough for a hundred threads under a sanitizer on a busy machine */
 
 typedef struct trial {
@@ -114,5 +116,6 @@ int main(void) {
         cmocka_unit_test(the_sentence_shows_the_circle_in_order),
         cmocka_unit_test(ranks_that_wait_for_a_rank_that_hesitates_for_three_timeouts_raise_no_alarm),
     };
+    alarm(600); /* a deadlock that is not told would last for ever */
     return cmocka_run_group_tests_name("transport_deadlock", tests, NULL, NULL);
 }
