@@ -19,8 +19,8 @@ static void set_length(const settings *s, description *d, int64_t seq) {
     for (int64_t b = 0; d->key_range && s->key_range[1] < 0 && b < d->desc.batch; b++) d->key_range[d->desc.batch + b] = seq;
 }
 
-/* Memory that a sequence of this length takes on the first rank, from which the others differ little; INT64_MAX where there is no such
- * sequence (beyond 64-bit sizes, or shorter than a key range). */
+/* Memory that a sequence of this length takes on the first rank, from which the others differ little; INT64_MAX where there
+ * is no such sequence (beyond 64-bit sizes, or shorter than a key range). */
 static ra_status bytes_at(const settings *s, description *d, int64_t seq, int ranks, bool backward, int64_t *bytes) {
     set_length(s, d, seq);
     *bytes = INT64_MAX;
@@ -31,8 +31,8 @@ static ra_status bytes_at(const settings *s, description *d, int64_t seq, int ra
     return RA_OK;
 }
 
-/* Long sequences are looked at in steps in which every rank holds whole segments: then a row meets its keys in one place and needs no running
- * state, which a row more would. */
+/* Long sequences are looked at in steps in which every rank holds whole segments: then a row meets its keys in one place and
+ * needs no running state, which a row more would. */
 static int64_t rounded(const settings *s, int ranks, int64_t seq) {
     int64_t segment = 0, unit;
     for (int64_t i = 0; i < s->segment_lengths.count; i++) segment = ra_max(segment, s->segment_lengths.values[i]);
@@ -41,8 +41,8 @@ static int64_t rounded(const settings *s, int ranks, int64_t seq) {
     return seq - seq % unit;
 }
 
-/* The longest sequence for this layout and bucket; 0 if none. Memory grows nearly in proportion to the length, so a guess by the rule of
- * three halves the error many times over; where it does not, the interval is halved. */
+/* The longest sequence for this layout and bucket; 0 if none. Memory grows nearly in proportion to the length, so a guess by
+ * the rule of three halves the error many times over; where it does not, the interval is halved. */
 static ra_status longest(const settings *s, description *d, int ranks, bool backward, int64_t *seq) {
     int64_t low = 0, high = LONGEST, bytes, guess = shortest(s);
     for (int rounds = 0; high - low > ra_max(1, low >> 12); rounds++) {
@@ -187,7 +187,8 @@ void fit_text(const settings *s, const fit_result *f, int ranks, const char *sch
     if (!s->dilate_queries) put(&w, " --dilate-queries no");
     if (window) put(&w, " --window %lld,%lld", left, right);
     if (s->given[OPT_KEY_RANGE])
-        put(&w, " --key-range %lld:%lld", (long long)s->key_range[0], (long long)(s->key_range[1] < 0 ? f->seq : s->key_range[1]));
+        put(&w, " --key-range %lld:%lld", (long long)s->key_range[0],
+            (long long)(s->key_range[1] < 0 ? f->seq : s->key_range[1]));
     if (s->query_placement) put(&w, " --query-placement replicated");
     put(&w, "%s --dtype %s --layout %s --schedule %s", s->causal ? " --causal" : "", dtype, layout, schedule);
     if (f->bucket) put(&w, " --bucket %lld", (long long)f->bucket);

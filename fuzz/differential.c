@@ -5,8 +5,8 @@
 #include "turns.h"
 #include "verify.h"
 
-/* A fuzzer breeds whatever runs through more code more often, which here would be whatever is large: what makes a run long is not for it
- * to choose but drawn from a hash of the input. */
+/* A fuzzer breeds whatever runs through more code more often, which here would be whatever is large: what makes a run long is
+ * not for it to choose but drawn from a hash of the input. */
 static bool draw(uint64_t *hash, uint64_t one_in) {
     *hash = (*hash ^ (*hash >> 29)) * 0xBF58476D1CE4E5B9u;
     return (*hash >> 33) % one_in == 0;

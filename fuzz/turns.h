@@ -1,5 +1,5 @@
-/* Ranks that take turns on one thread: each has a stack of its own and runs until it would have to wait. A run costs no thread and comes
- * out the same every time, and ranks that wait for each other for ever are seen at once.
+/* Ranks that take turns on one thread: each has a stack of its own and runs until it would have to wait. A run costs no
+ * thread and comes out the same every time, and ranks that wait for each other for ever are seen at once.
  *
  * The transport is that of threads underneath; only waiting is different: it lets the next rank run. */
 #ifndef FUZZ_TURNS_H

@@ -170,7 +170,8 @@ class Promises(kit.Case):
     def test_a_length_at_which_ranks_hold_whole_segments_is_found(self):
         value = self.json("plan", "--fit", "--memory-limit", "64M", "--ring-size", 3, "--heads", 8, "--head-dim", 1, "--dtype",
                           "f16", "--segment-lengths", 64, "--dilation-rates", 2, "--pass", "fwd")
-        self.assertGreater(value["fit"]["memory_bytes"], 0.95 * (64 << 20))  # one row more would need running states: twice that
+        # a row more would need running states: twice the memory
+        self.assertGreater(value["fit"]["memory_bytes"], 0.95 * (64 << 20))
 
     def test_what_fits_is_printed_so_that_it_can_be_run(self):
         value = self.json("plan", "--fit", "--memory-limit", "3M", "--ring-size", 2, "--heads", 4, "--kv-heads", 2,

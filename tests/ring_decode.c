@@ -37,7 +37,8 @@ static void decode_case(test_case *c, int pattern, int ranks) {
 
 static int64_t total_messages(const test_ring *ring, bool agreements) {
     int64_t sum = 0;
-    for (int rank = 0; rank < ring->ranks; rank++) sum += agreements ? ring->traffic[rank].agreements : ring->traffic[rank].messages;
+    for (int rank = 0; rank < ring->ranks; rank++)
+        sum += agreements ? ring->traffic[rank].agreements : ring->traffic[rank].messages;
     return sum;
 }
 
@@ -55,8 +56,9 @@ static void every_length_of_a_growing_cache_matches_the_reference(void **state) 
     }
 }
 
-/* A token costs the messages of one merge: each rank but the first sends its ballot and its state to its parent and gets the merged state.
- * The ranks agree on every new length by the ballots alone; only the first call of a communicator agrees by itself. */
+/* A token costs the messages of one merge: each rank but the first sends its ballot and its state to its parent and gets the
+ * merged state. The ranks agree on every new length by the ballots alone; only the first call of a communicator agrees by
+ * itself. */
 static void a_token_costs_no_message_beyond_the_merge(void **state) {
     (void)state;
     for (int ranks = 2; ranks <= 7; ranks++) {

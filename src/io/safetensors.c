@@ -160,8 +160,8 @@ static ra_status find_in_header(json_t *header, const char *name, int64_t data_s
     return status;
 }
 
-/* What the JSON library lets pass and the reference implementation does not: -0, which would be read as 0, bytes of 0 behind a number,
- * and deep nesting. */
+/* What the JSON library lets pass and the reference implementation does not: -0, which would be read as 0, bytes of 0 behind
+ * a number, and deep nesting. */
 static ra_status check_text(const char *text, size_t length) {
     bool quoted = false;
     int depth = 0;
