@@ -35,9 +35,10 @@ ra_status group_ranks(const settings *s, int *ranks) {
     if (!group_launched(s)) return RA_OK;
     if (!world) {
         uses_mpi = true;
+        /* MPICH's launcher tells the survivors of a dead rank by this signal, and MPICH 4.0's handler of it, which MPI_Init
+         * installs, crashes them. The library finds the dead by itself. */
+        signal(SIGUSR1, SIG_IGN);
         RA_TRY(ra_comm_mpi_world(s->start_timeout, &world));
-        /* MPICH's launcher tells the survivors of a dead rank by this signal, and MPICH 4.0's handler of it crashes them.
-         * The library finds the dead by itself. */
         signal(SIGUSR1, SIG_IGN);
     }
     RA_TRY(ra_comm_set_timeout(world, s->timeout, s->start_timeout));

