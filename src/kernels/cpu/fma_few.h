@@ -216,7 +216,9 @@ static void few_merge(few_state *into, const few_state *from, int64_t i, int64_t
     if (from->m[i] == -INFINITY && from->l[i] == 0) return; /* else NaN in l must show */
     const float m = from->m[i] > into->m[i] ? from->m[i] : into->m[i], base = m == -INFINITY ? 0 : m;
     const float mine = into->m[i] == m ? 1 : expf(into->m[i] - base), theirs = from->m[i] == m ? 1 : expf(from->m[i] - base);
-    for (int64_t d = 0; d < width; d++) into->acc[i * width + d] = into->acc[i * width + d] * mine + from->acc[i * width + d] * theirs;
+    float *acc = into->acc + i * width;
+    for (int64_t d = 0; d < width; d += LANES)
+        store(acc + d, load(acc + d) * splat(mine) + load(from->acc + i * width + d) * splat(theirs));
     into->l[i] = into->l[i] * (double)mine + from->l[i] * (double)theirs;
     into->m[i] = m;
 }
