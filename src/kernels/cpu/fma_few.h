@@ -23,7 +23,7 @@ typedef struct few_state {
 } few_state;
 
 typedef struct few_space { /* a worker's, behind the slots */
-    float *q, *staged, *sum; /* few_arrays */
+    float *q, *staged, *turned, *sum; /* few_arrays */
     few_state state;
     float s[FEW * FEW_BLOCK];
     int64_t begin[FEW], end[FEW];
@@ -51,6 +51,7 @@ static int64_t few_arrays(const ra_problem *problem, char *base, few_space *w) {
     ra_carve(&at, (int64_t)sizeof *w);
     w->q = ra_carve(&at, rows * row);
     w->staged = ra_carve(&at, LANES * row);
+    w->turned = ra_carve(&at, LANES * row);
     w->sum = ra_carve(&at, rows * row);
     w->state.acc = ra_carve(&at, rows * row);
     return at - base;
@@ -92,19 +93,25 @@ INLINE void few_load(const float *rows[LANES], float *staged, const ra_place *pl
     }
 }
 
-/* The scores of a row against LANES keys, one in each lane. */
-INLINE vec few_dots(const float *q, const float *const keys[LANES], int64_t width) {
-    vec sum[LANES];
-    for (int j = 0; j < LANES; j++) sum[j] = splat(0);
+/* LANES keys as columns: element d of all of them at turned + d * LANES. */
+static void few_turn(float *turned, const float *const keys[LANES], int64_t width) {
+    float block[LANES * LANES];
     for (int64_t d = 0; d < width; d += LANES) {
-        const vec x = load(q + d);
-        for (int j = 0; j < LANES; j++) sum[j] += x * load(keys[j] + d);
+        for (int j = 0; j < LANES; j++) store(block + j * LANES, load(keys[j] + d));
+        transpose(turned + d * LANES, LANES, block, LANES);
     }
-    float parts[LANES * LANES], turned[LANES * LANES];
-    for (int j = 0; j < LANES; j++) store(parts + j * LANES, sum[j]);
-    transpose(turned, LANES, parts, LANES);
-    vec all = load(turned);
-    for (int i = 1; i < LANES; i++) all += load(turned + i * LANES);
+}
+
+/* The scores of a row against LANES keys, one in each lane: summed in the order of scores() in fma_products.h, so that backward finds the
+ * bits of forward. Where a row has one key, its weight is 1 only then. */
+static vec few_dots(const float *q, const float *turned, int64_t dim) {
+    const int64_t part = dim > 128 ? 64 : dim;
+    vec all = splat(0);
+    for (int64_t from = 0; from < dim; from += part) {
+        vec sum = splat(0);
+        for (int64_t d = from; d < ra_min(from + part, dim); d++) sum += splat(q[d]) * load(turned + d * LANES);
+        all += sum;
+    }
     return all;
 }
 
@@ -168,7 +175,9 @@ static void few_part(few_space *w, few_state *state, const ra_place *place, int6
         for (int64_t c = first; c < last; c += LANES) {
             const int64_t count = ra_min(LANES, last - c);
             few_load(at, w->staged, place, &place->item->k_view, c, count, last - c);
-            for (int64_t i = 0; i < rows; i++) store(w->s + i * FEW_BLOCK + c - first, few_dots(w->q + i * width, at, width));
+            few_turn(w->turned, at, width);
+            for (int64_t i = 0; i < rows; i++)
+                store(w->s + i * FEW_BLOCK + c - first, few_dots(w->q + i * width, w->turned, place->problem->head_dim));
         }
         for (int64_t i = 0; i < rows; i++) few_weigh(w, state, place, i, first, last);
         memset(w->sum, 0, (size_t)(rows * width) * sizeof(float));
