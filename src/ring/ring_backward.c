@@ -213,7 +213,8 @@ static ra_status take_hop(backward *b, const ra_own_channel *own, int64_t own_co
 }
 
 ra_status ra_ring_rounds_backward(ra_backward_pass *pass) {
-    char none[RA_LINK_HEADER]; /* where gradients would lie on a rank that only passes rows on: nothing is read or written there */
+    /* Where gradients would lie on a rank that only passes rows on: nothing is read or written there. */
+    static char none[RA_LINK_HEADER];
     for (int i = 0; i < 2; i++)
         if (!pass->grads[i]) pass->grads[i] = none;
     if (!pass->grads_in) pass->grads_in = none;

@@ -1,33 +1,6 @@
-#include "kernels/cpu/step.h"
+#include "kernels/cpu/places.h"
 
 #include "core/status.h"
-
-/* --------------------------------------------------------------------------------------------------------- places */
-
-static int64_t place_count(const ra_problem *problem, const ra_item *item) {
-    if (item->q.count <= 0 || item->k.count < 0) return 0;
-    return item->loop[0].repeat * item->loop[1].repeat * problem->batch * item->heads.count;
-}
-
-static ra_place place_at(const ra_problem *problem, const ra_item *item, int64_t index) {
-    ra_place p = {.problem = problem, .item = item, .q = item->q, .k = item->k, .origin = item->origin};
-    p.kv_index = index % item->heads.count;
-    index /= item->heads.count;
-    p.batch = index % problem->batch;
-    index /= problem->batch;
-    const int64_t turn[2] = {index / item->loop[1].repeat, index % item->loop[1].repeat};
-    for (int i = 0; i < 2; i++) {
-        const ra_item_loop *loop = &item->loop[i];
-        p.q.row += turn[i] * loop->q_row;
-        p.q.pos += turn[i] * loop->q_pos;
-        p.k.row += turn[i] * loop->k_row;
-        p.k.pos += turn[i] * loop->k_pos;
-        p.origin += turn[i] * loop->origin;
-    }
-    p.group = problem->heads / problem->kv_heads;
-    p.head = (item->heads.start + p.kv_index * item->heads.step) * p.group;
-    return p;
-}
 
 /* ---------------------------------------------------------------------------------------------------------- waves */
 
@@ -90,7 +63,7 @@ static int64_t blocks_of(int64_t count, int64_t size) { return ra_ceil_div(count
 
 static int64_t forward_tiles(const ra_problem *problem, const ra_item *item, int64_t rows) {
     const int64_t group = problem->heads / problem->kv_heads;
-    return place_count(problem, item) * blocks_of(item->q.count * group, rows);
+    return ra_places(problem, item) * blocks_of(item->q.count * group, rows);
 }
 
 /* The tiles of a place follow one another, since they read the same keys; the last rows first: under a causal mask they are the heaviest,
@@ -100,8 +73,8 @@ static void forward_task(void *arg, int64_t index, int worker) {
     const ra_problem *problem = wave->step->problem;
     const ra_item *item = wave->items;
     for (int64_t tiles; index >= (tiles = forward_tiles(problem, item, wave->rows)); item++) index -= tiles;
-    const int64_t blocks = forward_tiles(problem, item, wave->rows) / place_count(problem, item);
-    const ra_place place = place_at(problem, item, index / blocks);
+    const int64_t blocks = forward_tiles(problem, item, wave->rows) / ra_places(problem, item);
+    const ra_place place = ra_place_number(problem, item, index / blocks);
     const int64_t begin = (blocks - 1 - index % blocks) * wave->rows;
     const int64_t end = ra_min(begin + wave->rows, ra_place_rows(&place));
     wave->tile(wave->step, &place, begin, end, (char *)wave->step->scratch + worker * wave->scratch);
@@ -111,7 +84,7 @@ static void forward_task(void *arg, int64_t index, int worker) {
 static int64_t rows_of_tile(const ra_forward_step *step, const ra_item *items, int64_t count, int64_t unit, int64_t most) {
     int64_t all = 0;
     for (int64_t i = 0; i < count; i++)
-        all = ra_sat_add(all, ra_sat_mul(place_count(step->problem, &items[i]),
+        all = ra_sat_add(all, ra_sat_mul(ra_places(step->problem, &items[i]),
                                          items[i].q.count * (step->problem->heads / step->problem->kv_heads)));
     const int64_t workers = ra_workers_count(step->workers), share = workers > 1 ? ra_ceil_div(all, 4 * workers) : all;
     return ra_min(ra_max(1, ra_ceil_div(share, unit)) * unit, ra_cpu_tile_rows(step->problem, unit, most));
@@ -157,7 +130,7 @@ typedef struct grid {
 
 static grid grid_of(const backward_wave *wave, const ra_item *item) {
     const ra_problem *problem = wave->step->problem;
-    grid g = {place_count(problem, item), blocks_of(item->q.count * (problem->heads / problem->kv_heads), wave->rows),
+    grid g = {ra_places(problem, item), blocks_of(item->q.count * (problem->heads / problem->kv_heads), wave->rows),
               blocks_of(item->k.count, wave->keys), 0};
     g.rounds = ra_max(g.query_blocks, g.key_blocks);
     if (item->k.count <= 0) g.places = 0;
@@ -188,11 +161,11 @@ static void backward_task(void *arg, int64_t index, int worker) {
     const grid g = grid_of(wave, item);
     char *scratch = (char *)wave->step->scratch + worker * wave->scratch;
     if (wave->round >= 0) {
-        const ra_place place = place_at(wave->step->problem, item, index / g.query_blocks);
+        const ra_place place = ra_place_number(wave->step->problem, item, index / g.query_blocks);
         backward_pair(wave, &place, &g, index % g.query_blocks, wave->round, scratch);
         return;
     }
-    const ra_place place = place_at(wave->step->problem, item, index);
+    const ra_place place = ra_place_number(wave->step->problem, item, index);
     for (int64_t round = 0; round < g.rounds; round++)
         for (int64_t i = 0; i < g.query_blocks; i++) backward_pair(wave, &place, &g, i, round, scratch);
 }
