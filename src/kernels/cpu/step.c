@@ -80,13 +80,15 @@ static void forward_task(void *arg, int64_t index, int worker) {
     wave->tile(wave->step, &place, begin, end, (char *)wave->step->scratch + worker * wave->scratch);
 }
 
-/* The more rows of a tile, the more use one packing of its keys is; but of several workers each should get several tiles. */
+/* The more rows of a tile, the more use one packing of its keys is; but of several workers each should get several tiles, and transfers
+ * (and the news of a lost rank) wait for the end of a tile. */
 static int64_t rows_of_tile(const ra_forward_step *step, const ra_item *items, int64_t count, int64_t unit, int64_t most) {
     int64_t all = 0;
     for (int64_t i = 0; i < count; i++)
         all = ra_sat_add(all, ra_sat_mul(ra_places(step->problem, &items[i]),
                                          items[i].q.count * (step->problem->heads / step->problem->kv_heads)));
-    const int64_t workers = ra_workers_count(step->workers), share = workers > 1 ? ra_ceil_div(all, 4 * workers) : all;
+    const int64_t workers = ra_workers_count(step->workers), tiles = step->poll ? 8 * workers : workers > 1 ? 4 * workers : 1;
+    const int64_t share = ra_ceil_div(all, tiles);
     return ra_min(ra_max(1, ra_ceil_div(share, unit)) * unit, ra_cpu_tile_rows(step->problem, unit, most));
 }
 

@@ -21,7 +21,7 @@ INLINE void store(float *p, vec x) { *(vec_any *)p = x; }
 INLINE vec splat(float x) { return x - (vec){0}; }
 
 /* exp(x) = 2^n * 2^f with n = round(x / ln 2), |f| <= 1/2, and 2^f by a minimax polynomial: of degree 5, 7.6e-8 off at most, so that
- * the result is within 3e-7 relatively; or (VEC_EXP_BF16) of degree 4, 2.6e-6 off, for weights that are rounded to bf16.
+ * the result is within 3e-7 relatively.
  *
  * shifted = 1.5 * 2^23 + n holds n in its low bits. VEC_POWER multiplies p by 2^n: 0 where x is -88 or below, for which VEC_CLAMP may
  * keep x at -88; where x is above 87, what is right, at least 2^126, or no number; NaN where x is NaN. */
@@ -35,7 +35,7 @@ INLINE vec exp_of(vec x) {
     const vec p23 = f * splat(5.550713876e-2f) + splat(2.402211867e-1f);
     const vec p45 = f * splat(1.327641557e-3f) + splat(9.675598421e-3f);
     const vec p = f2 * (f2 * p45 + p23) + p01;
-#elif !defined VEC_EXP_BF16
+#else
     const vec f = x * per_ln2 - n;
     vec p = splat(1.327641557e-3f);
     p = p * f + splat(9.675598421e-3f);
@@ -43,13 +43,6 @@ INLINE vec exp_of(vec x) {
     p = p * f + splat(2.402211867e-1f);
     p = p * f + splat(6.931469664e-1f);
     p = p * f + splat(1.000000072f);
-#else
-    const vec f = x * per_ln2 - n;
-    vec p = splat(9.57005388e-3f);
-    p = p * f + splat(5.591827127e-2f);
-    p = p * f + splat(2.402474901e-1f);
-    p = p * f + splat(6.931217646e-1f);
-    p = p * f + splat(9.999992592e-1f);
 #endif
     return VEC_POWER(x, p, n, shifted);
 }
