@@ -97,7 +97,8 @@ typedef struct rows32 {
  * not in whole words. */
 INLINE rows32 take_rows(uint16_t *copy, const uint16_t *data, int64_t stride, int64_t low, int64_t high, int64_t dim) {
     const int64_t width = padded(dim);
-    if (low <= 0 && high >= SQUARE && dim == width && stride % 2 == 0) return (rows32){data, stride};
+    const bool words = (uintptr_t)data % 4 == 0 && stride % 2 == 0;
+    if (low <= 0 && high >= SQUARE && dim == width && words) return (rows32){data, stride};
     for (int64_t i = 0; i < SQUARE; i++) {
         for (int64_t d = 0; d < width; d += 32) *(halves_any *)(copy + i * width + d) = (halves){0};
         if (i >= low && i < high) memcpy(copy + i * width, data + i * stride, (size_t)dim * 2);
