@@ -10,7 +10,7 @@ source_tree=${RA_SOURCE:-$(cd "$(dirname "$0")/.." && pwd)}
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/tree"
-cp -r "$source_tree/CMakeLists.txt" "$source_tree/cmake" "$source_tree/include" "$source_tree/src" "$source_tree/tests" "$work/tree/"
+(cd "$source_tree" && cp -r CMakeLists.txt bench cmake include src tests "$work/tree/")
 
 # The suite, quick to notice first.
 suite="plan_shards plan_coverage ring_exact ring_gradient plan_counts ring_schedules ring_random ring_small"
@@ -91,11 +91,12 @@ mutate "lse forgets the maximum" src/kernels/cpu/rows.c 'm + log(l)' 'log(l)'
 mutate "buckets go the longer way" src/geometry/route.c 'bool goes_down = down < up;' 'bool goes_down = down > up;'
 mutate "zigzag gives the late run to its neighbour" src/geometry/shard.c '2 * (int64_t)ranks - 1 - rank)' '(int64_t)ranks + rank)'
 mutate "the last bucket that is needed stays at home" src/geometry/route.c \
-    '(q->count - 1) * q->pos_step + c->right - k->pos, k->pos_step) + 1' '(q->count - 1) * q->pos_step + c->right - k->pos, k->pos_step)'
+    'last_seen / k->pos_step + 1' 'last_seen / k->pos_step'
 mutate "gradients of the members before are lost" src/ring/ring_backward.c 'ra_add_sums(plan->config.dtype, sums[home], came,' \
     '(void)ra_add_sums, (void)(plan->config.dtype, sums[home], came,'
-mutate "the vector kernels do not rescale what came in" src/kernels/cpu/fma.h 'f->l[row + i] *= (double)shrink;' ''
-mutate "dropout draws from the neighbouring word" src/kernels/cpu/scalar_tile.h 'draw.word[lattice & 3]' 'draw.word[(lattice + 1) & 3]'
+mutate "the vector kernels do not rescale what came in" src/kernels/cpu/fma_few.h 'into->l[i] * (double)mine' 'into->l[i]'
+mutate "dropout draws from the neighbouring word" src/kernels/cpu/dropout.h 'words[lattice - 4 * quad + i]' \
+    'words[(lattice - 4 * quad + i) ^ 1]'
 
 echo "$mutants mutants, $bad of them not noticed or not made"
 [ "$bad" = 0 ]
