@@ -25,7 +25,7 @@ typedef struct ra_forward_step {
     void *stream;
     ra_workers *workers;
     void *scratch; /* scratch_bytes of the kernel, 64-byte aligned */
-    void (*poll)(void *arg); /* may be NULL: called often, lets transfers progress */
+    void (*poll)(void *arg); /* called often, lets transfers progress; NULL: no hurry, pieces may be larger */
     void *poll_arg;
 } ra_forward_step;
 

@@ -92,7 +92,7 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
                                   .stream = args->stream,
                                   .workers = workers,
                                   .scratch = ra_call_carve(&pass.call, &cursor, w->scratch),
-                                  .poll = plan->comm->ranks > 1 ? ra_call_poll : NULL,
+                                  .poll = plan->comm->ranks > 1 ? ra_call_poll : NULL, /* alone: larger tiles */
                                   .poll_arg = &pass.call};
     if (w->state) state_in_message(c, view->rows_q, pass.state[0], &pass.step);
     ra_call_items_local(&pass.call, &pass.home);

@@ -1,14 +1,14 @@
 /* Tiles of AMX, bf16 vectors, and how matrices are packed for them. bf16_forward_amx.c and bf16_backward_amx.c build on it.
  *
- * A tile product C += A B takes 16 rows of A with 32 elements each, and B with its rows in pairs: B's row p holds (element 2p, element
- * 2p+1) of every column. So there are two ways to pack a matrix X of rows for B:
+ * A tile product C += A B takes 16 rows of A with 32 elements each, and B with its rows in pairs: B's row p holds (element 2p,
+ * element 2p+1) of every column. So there are two ways to pack a matrix X of rows for B:
  *
  *     across(X)    the rows of X are B's columns (products with X^T): pairs of a row's elements, transposed as 32-bit words
  *     along(X)     the rows of X are B's rows: two rows interleaved
  *
- * and A needs its rows only cut. Every tile, packed or computed, is 1 KiB in one piece: 16 lines of the cache, which no other tile shares
- * and which follow one another. (Tiles whose rows lie apart touch a page each and meet in the same sets of the cache: measured, that
- * cost half of the speed.) Products go two by two, in all matrices alike:
+ * and A needs its rows only cut. Every tile, packed or computed, is 1 KiB in one piece: 16 lines of the cache, which no other
+ * tile shares and which follow one another. (Rows that lie apart touch a page each, and meet in the same sets of the cache.)
+ * Products go two by two, in all matrices alike:
  *
  *     A: [depth][2] tiles    B: [depth] times 2 neighbouring tiles    C: [2 of B][2 of A] tiles
  *
@@ -93,8 +93,8 @@ typedef struct rows32 {
     int64_t stride;
 } rows32;
 
-/* Rows i of `count` that are in [low, high): row i lies at data + i * stride. A copy is made only if something is missing, or if rows are
- * not in whole words. */
+/* Rows i of `count` that are in [low, high): row i lies at data + i * stride. A copy is made only if something is missing, or
+ * if rows are not in whole words. */
 INLINE rows32 take_rows(uint16_t *copy, const uint16_t *data, int64_t stride, int64_t low, int64_t high, int64_t dim) {
     const int64_t width = padded(dim);
     const bool words = (uintptr_t)data % 4 == 0 && stride % 2 == 0;
@@ -108,8 +108,8 @@ INLINE rows32 take_rows(uint16_t *copy, const uint16_t *data, int64_t stride, in
 
 /* Keys [c, c + 32) of a view; those outside [low, high) are zeros. */
 INLINE rows32 take_keys(uint16_t *copy, const ra_place *place, const ra_tensor *view, int64_t c, int64_t low, int64_t high) {
-    return take_rows(copy, (const uint16_t *)view->data + ra_place_key_at(place, view, c), place->k.row_step * view->row, low - c,
-                     high - c, place->problem->head_dim);
+    return take_rows(copy, (const uint16_t *)view->data + ra_place_key_at(place, view, c), place->k.row_step * view->row,
+                     low - c, high - c, place->problem->head_dim);
 }
 
 /* Lets keys [c, end) of an item's views come into the second cache: dilated rows are no stream that a processor sees coming. */
@@ -125,14 +125,16 @@ INLINE void fetch_keys(const ra_place *place, int64_t c, int64_t end) {
 /* 32 rows for A: [width/32][2] tiles. */
 static inline void pack_rows(uint16_t *tiles, rows32 rows, int64_t width) {
     for (int64_t d = 0; d < width; d += 32)
-        for (int64_t i = 0; i < SQUARE; i++, tiles += 32) *(halves_any *)tiles = *(const halves_any *)(rows.data + i * rows.stride + d);
+        for (int64_t i = 0; i < SQUARE; i++, tiles += 32)
+            *(halves_any *)tiles = *(const halves_any *)(rows.data + i * rows.stride + d);
 }
 
 /* 32 rows across: [width/32][2] tiles. */
 static inline void pack_across(uint16_t *tiles, rows32 rows, int64_t width) {
     for (int64_t d = 0; d < width; d += 32)
         for (int64_t i = 0; i < SQUARE; i += 16, tiles += TILE)
-            transpose((float *)(void *)tiles, 16, (const float *)(const void *)(rows.data + i * rows.stride + d), rows.stride / 2);
+            transpose((float *)(void *)tiles, 16, (const float *)(const void *)(rows.data + i * rows.stride + d),
+                      rows.stride / 2);
 }
 
 /* 32 rows along: 2 tiles for every 32 columns, `step` elements apart. */
@@ -142,22 +144,23 @@ static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64
             const halves even = *(const halves_any *)(rows.data + 2 * p * rows.stride + d);
             const halves odd = *(const halves_any *)(rows.data + (2 * p + 1) * rows.stride + d);
             *(halves_any *)(tiles + p * 32) =
-                __builtin_shufflevector(even, odd, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11, 43, 12,
-                                        44, 13, 45, 14, 46, 15, 47);
+                __builtin_shufflevector(even, odd, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42,
+                                        11, 43, 12, 44, 13, 45, 14, 46, 15, 47);
             *(halves_any *)(tiles + TILE + p * 32) =
-                __builtin_shufflevector(even, odd, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57, 26, 58,
-                                        27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
+                __builtin_shufflevector(even, odd, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25,
+                                        57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
         }
 }
 
 /* ------------------------------------------------------------------------------------------------------- products */
 
-/* C = A B, or += with `add`, `depth` steps of 32 deep, of which each moves B by b_step elements; with a turn of other work after every
- * two tile products, about as much as they need to finish: in larger pieces the vector unit and the tile unit would wait for each
- * other, since the processor looks ahead some 500 instructions. The work must not touch C. `share` tells how much of it a turn is. */
+/* C = A B, or += with `add`, `depth` steps of 32 deep, of which each moves B by b_step elements; with a turn of other work
+ * after every two tile products, about as much as they need to finish: in larger pieces the vector unit and the tile unit would
+ * wait for each other, since the processor looks ahead some 500 instructions. The work must not touch C. `share` tells how much
+ * of it a turn is. */
 #define PRODUCT(name, work_type, turn)                                                                                         \
-    INLINE void name(float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth, const bool add, work_type *work, \
-                     const int64_t share) {                                                                                    \
+    INLINE void name(float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth, const bool add,            \
+                     work_type *work, const int64_t share) {                                                                   \
         __asm__ volatile("" ::: "memory"); /* compilers do not know that a tile load reads memory */                           \
         if (add) {                                                                                                             \
             TILE_LOAD(0, c, 64);                                                                                               \

@@ -3,12 +3,12 @@
  *       S^T = K across(Q),  dP^T = V across(dO),  P^T = exp(S^T - lse),  dS^T = P^T (dP^T - delta)
  *       dV = P^T along(dO),  dK = dS^T along(Q)
  *
- * so that P^T and dS^T are A operands as they are; dS^T is also kept as along(dS^T), and when all squares are done dQ^T = K^T along(dS^T).
- * The scale of the scores is put on dK and dQ at the end.
+ * so that P^T and dS^T are A operands as they are; dS^T is also kept as along(dS^T), and when all squares are done dQ^T = K^T
+ * along(dS^T). The scale of the scores is put on dK and dQ at the end.
  *
- * A chunk is 32 keys against all rows of the tile. In a step the vector unit differentiates one square, while the tile unit computes S^T
- * and dP^T of the next square and works on dV and dK of the chunk before: as many products as the square takes, wherever that is in
- * the list of pieces (32 columns of dV or dK).
+ * A chunk is 32 keys against all rows of the tile. In a step the vector unit differentiates one square, while the tile unit
+ * computes S^T and dP^T of the next square and works on dV and dK of the chunk before: as many products as the square takes,
+ * wherever that is in the list of pieces (32 columns of dV or dK).
  */
 #include "kernels/cpu/bf16_amx.h"
 
@@ -18,8 +18,9 @@ enum {
 };
 
 typedef struct backward_space {
-    _Alignas(64) float s[2][4 * SUMS], dp[2][4 * SUMS];                              /* a square, transposed */
-    _Alignas(64) uint16_t p[2][ROWS / SQUARE * 2 * TILE], ds[2][ROWS / SQUARE * 2 * TILE]; /* a chunk: [rows/32][2 of keys] tiles of A */
+    _Alignas(64) float s[2][4 * SUMS], dp[2][4 * SUMS]; /* a square, transposed */
+    _Alignas(64) uint16_t p[2][ROWS / SQUARE * 2 * TILE],
+        ds[2][ROWS / SQUARE * 2 * TILE]; /* a chunk: [rows/32][2 of keys] tiles of A */
     _Alignas(64) uint16_t rows[SQUARE * MAX_DIM], along[SQUARE * MAX_DIM];
     /* Laid out by backward_arrays, all in the order in which they are read. */
     uint16_t *q_across, *dout_across; /* [rows/32][32 dimensions] */
@@ -29,13 +30,14 @@ typedef struct backward_space {
     uint16_t *ds_along;               /* [rows/32][keys/32] */
     float *dk, *dv;                   /* C's tiles: [keys/32][32 dimensions] */
     float *dq;                        /* C's tiles of dQ^T: [rows/32][32 dimensions] */
-    _Alignas(64) float lse[ROWS]; /* to base 2 */
+    _Alignas(64) float lse[ROWS];     /* to base 2 */
     float delta[ROWS];
     int32_t begin[ROWS], end[ROWS]; /* columns that a row meets */
 } backward_space;
 
 static int64_t backward_arrays(const ra_problem *problem, char *base, backward_space *f) {
-    const int64_t width = padded(problem->head_dim), rows = ra_cpu_tile_rows(problem, SQUARE, ROWS), size = (int64_t)sizeof(float);
+    const int64_t width = padded(problem->head_dim), rows = ra_cpu_tile_rows(problem, SQUARE, ROWS),
+                  size = (int64_t)sizeof(float);
     char *at = base;
     ra_carve(&at, (int64_t)sizeof *f);
     f->q_across = ra_carve(&at, rows * width * 2);
@@ -69,7 +71,8 @@ typedef struct tile_job {
 INLINE void differentiate(const tile_job *t, int64_t chunk, int64_t group, int64_t pair, const bool masked) {
     backward_space *f = t->f;
     const int64_t square = chunk * t->groups + group, line = pair * 32; /* of the even key, in s and dp */
-    uint16_t *p_line = f->p[chunk & 1] + group * 2 * TILE + pair * 64, *ds_line = f->ds[chunk & 1] + group * 2 * TILE + pair * 64;
+    uint16_t *p_line = f->p[chunk & 1] + group * 2 * TILE + pair * 64,
+             *ds_line = f->ds[chunk & 1] + group * 2 * TILE + pair * 64;
     const vec scale = splat(t->scale);
     halves ds_of[2];
     for (int odd = 0; odd < 2; odd++) {
@@ -92,19 +95,18 @@ INLINE void differentiate(const tile_job *t, int64_t chunk, int64_t group, int64
         *(halves_any *)(ds_line + odd * 32) = ds_of[odd];
     }
     uint16_t *along = f->ds_along + (group * t->chunks + chunk) * 2 * TILE + pair * 32;
-    *(halves_any *)along =
-        __builtin_shufflevector(ds_of[0], ds_of[1], 0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43, 16, 48, 17, 49, 18, 50,
-                                19, 51, 24, 56, 25, 57, 26, 58, 27, 59);
+    *(halves_any *)along = __builtin_shufflevector(ds_of[0], ds_of[1], 0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43,
+                                                   16, 48, 17, 49, 18, 50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59);
     *(halves_any *)(along + TILE) =
-        __builtin_shufflevector(ds_of[0], ds_of[1], 4, 36, 5, 37, 6, 38, 7, 39, 12, 44, 13, 45, 14, 46, 15, 47, 20, 52, 21, 53, 22, 54,
-                                23, 55, 28, 60, 29, 61, 30, 62, 31, 63);
+        __builtin_shufflevector(ds_of[0], ds_of[1], 4, 36, 5, 37, 6, 38, 7, 39, 12, 44, 13, 45, 14, 46, 15, 47, 20, 52, 21, 53,
+                                22, 54, 23, 55, 28, 60, 29, 61, 30, 62, 31, 63);
 }
 
 typedef struct backward_work {
     const tile_job *t;
     int64_t chunk, group;
-    int64_t pair;      /* pairs done */
-    int64_t due;       /* pairs that should be done, in 64ths */
+    int64_t pair; /* pairs done */
+    int64_t due;  /* pairs that should be done, in 64ths */
     bool masked;
 } backward_work;
 
@@ -125,18 +127,19 @@ PRODUCT(multiply_and_differentiate, backward_work, backward_turn)
 
 /* The operands of S^T and dP^T of a square. */
 #define SQUARE_SCORES(t, chunk, group, depth)                                                                                  \
-    (t)->f->s[((chunk) * (t)->groups + (group)) & 1], (t)->f->k + (chunk) * 2 * (depth) * TILE,                                \
-        (t)->f->q_across + (group) * 2 * (depth) * TILE, 2 * TILE, depth
+    (t)->f->s[((chunk) * (t)->groups + (group)) & 1], (t)->f->k + (chunk)*2 * (depth)*TILE,                                    \
+        (t)->f->q_across + (group)*2 * (depth)*TILE, 2 * TILE, depth
 #define SQUARE_SLOPES(t, chunk, group, depth)                                                                                  \
-    (t)->f->dp[((chunk) * (t)->groups + (group)) & 1], (t)->f->v + (chunk) * 2 * (depth) * TILE,                               \
-        (t)->f->dout_across + (group) * 2 * (depth) * TILE, 2 * TILE, depth
+    (t)->f->dp[((chunk) * (t)->groups + (group)) & 1], (t)->f->v + (chunk)*2 * (depth)*TILE,                                   \
+        (t)->f->dout_across + (group)*2 * (depth)*TILE, 2 * TILE, depth
 
 /* How far dV and dK of a chunk have come: `piece` counts 32 columns of dV, then of dK; `group` the rows that are in it. */
 typedef struct progress {
     int64_t chunk, piece, group;
 } progress;
 
-INLINE void add_gradients(const tile_job *t, progress *g, int64_t products, const int64_t depth, backward_work *work, int64_t rate) {
+INLINE void add_gradients(const tile_job *t, progress *g, int64_t products, const int64_t depth, backward_work *work,
+                          int64_t rate) {
     backward_space *f = t->f;
     while (products > 0 && g->piece < 2 * depth) {
         const bool values = g->piece < depth;
@@ -144,10 +147,8 @@ INLINE void add_gradients(const tile_job *t, progress *g, int64_t products, cons
         float *c = (values ? f->dv : f->dk) + (g->chunk * depth + column) * 4 * SUMS;
         const uint16_t *a = (values ? f->p : f->ds)[g->chunk & 1] + g->group * 2 * TILE;
         const uint16_t *b = (values ? f->dout_along : f->q_along) + (column * t->groups + g->group) * 2 * TILE;
-        if (g->group == 0)
-            multiply_and_differentiate(c, a, b, 2 * TILE, count, false, work, rate);
-        else
-            multiply_and_differentiate(c, a, b, 2 * TILE, count, true, work, rate);
+        if (g->group == 0) multiply_and_differentiate(c, a, b, 2 * TILE, count, false, work, rate);
+        else multiply_and_differentiate(c, a, b, 2 * TILE, count, true, work, rate);
         products -= count;
         g->group += count;
         if (g->group < t->groups) continue;
@@ -166,8 +167,8 @@ INLINE void walk_tile(const tile_job *t, const int64_t depth) {
         for (int64_t group = 0; group < t->groups; group++) {
             const bool last = group + 1 == t->groups;
             const int64_t rate = ra_ceil_div(16 * 64, (chunk > 0 ? 8 : 4) * depth); /* pairs of a turn, in 64ths */
-            backward_work work = {.t = t, .chunk = chunk, .group = group,
-                                  .masked = t->begin > chunk * SQUARE || t->end < (chunk + 1) * SQUARE};
+            backward_work work = {
+                .t = t, .chunk = chunk, .group = group, .masked = t->begin > chunk * SQUARE || t->end < (chunk + 1) * SQUARE};
             if (!last || chunk + 1 < t->chunks) {
                 multiply_and_differentiate(SQUARE_SCORES(t, chunk + last, last ? 0 : group + 1, depth), false, &work, rate);
                 multiply_and_differentiate(SQUARE_SLOPES(t, chunk + last, last ? 0 : group + 1, depth), false, &work, rate);
@@ -180,8 +181,8 @@ INLINE void walk_tile(const tile_job *t, const int64_t depth) {
     add_gradients(t, &gradients, INT64_MAX, depth, &nothing, 0);
     for (int64_t d = 0; d < depth; d++)
         for (int64_t g = 0; g < t->groups; g++)
-            multiply(f->dq + (g * depth + d) * 4 * SUMS, f->k_turned + d * t->chunks * 2 * TILE, f->ds_along + g * t->chunks * 2 * TILE,
-                     2 * TILE, t->chunks, false, NULL, 0);
+            multiply(f->dq + (g * depth + d) * 4 * SUMS, f->k_turned + d * t->chunks * 2 * TILE,
+                     f->ds_along + g * t->chunks * 2 * TILE, 2 * TILE, t->chunks, false, NULL, 0);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- tiles */
@@ -212,9 +213,11 @@ static void load_rows(backward_space *f, const ra_backward_step *step, const ra_
             memset(f->rows, 0, (size_t)(SQUARE * width) * 2);
             for (int64_t j = i; j < i + SQUARE; j++)
                 if (f->begin[j] < f->end[j])
-                    memcpy(f->rows + (j - i) * width, (const uint16_t *)tensor->data + ra_place_at(place, tensor, begin + j), (size_t)dim * 2);
+                    memcpy(f->rows + (j - i) * width, (const uint16_t *)tensor->data + ra_place_at(place, tensor, begin + j),
+                           (size_t)dim * 2);
             pack_across((pass ? f->dout_across : f->q_across) + i * width, (rows32){f->rows, width}, width);
-            pack_along((pass ? f->dout_along : f->q_along) + i / SQUARE * 2 * TILE, (rows32){f->rows, width}, width, all / SQUARE * 2 * TILE);
+            pack_along((pass ? f->dout_along : f->q_along) + i / SQUARE * 2 * TILE, (rows32){f->rows, width}, width,
+                       all / SQUARE * 2 * TILE);
         }
     }
 }
@@ -223,7 +226,8 @@ static void pack_keys_backward(backward_space *f, const ra_place *place, int64_t
     const int64_t width = padded(place->problem->head_dim), chunks = ra_ceil_div(last - first, SQUARE);
     for (int64_t c = 0; c < chunks; c++) {
         fetch_keys(place, first + (c + 1) * SQUARE, ra_min(first + (c + 2) * SQUARE, last));
-        pack_rows(f->v + c * SQUARE * width, take_keys(f->rows, place, &place->item->v_view, first + c * SQUARE, first, last), width);
+        pack_rows(f->v + c * SQUARE * width, take_keys(f->rows, place, &place->item->v_view, first + c * SQUARE, first, last),
+                  width);
         const rows32 keys = take_keys(f->rows, place, &place->item->k_view, first + c * SQUARE, first, last);
         pack_rows(f->k + c * SQUARE * width, keys, width);
         pack_along(f->along, keys, width, 2 * TILE); /* its transpose, word by word, has the dimensions for rows */
@@ -240,8 +244,8 @@ INLINE void add_row(float *to, const float *from, int64_t step, float factor, in
     for (; d < dim; d++) to[d] += *from++ * factor;
 }
 
-static void store_gradients(const backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
-                            int64_t first, int64_t last) {
+static void store_gradients(const backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin,
+                            int64_t end, int64_t first, int64_t last) {
     const ra_item *item = place->item;
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin;
     const float scale = (float)place->problem->scale;
@@ -253,23 +257,28 @@ static void store_gradients(const backward_space *f, const ra_backward_step *ste
         for (int64_t c = 0; c < SQUARE; c++) {
             const int64_t r = i + row_of_column(c);
             if (r < rows)
-                add_row((float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, begin + r), turned[0][c / 16] + c % 16 * 16,
-                        2 * SUMS, scale, dim);
+                add_row((float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, begin + r),
+                        turned[0][c / 16] + c % 16 * 16, 2 * SUMS, scale, dim);
         }
     }
     for (int64_t c = 0; c < last - first; c++) {
         const int64_t at = c / SQUARE * SQUARE * width + c % SQUARE * 16;
-        add_row((float *)item->dk_view.data + ra_place_key_at(place, &item->dk_view, first + c), f->dk + at, 2 * SUMS, scale, dim);
+        add_row((float *)item->dk_view.data + ra_place_key_at(place, &item->dk_view, first + c), f->dk + at, 2 * SUMS, scale,
+                dim);
         add_row((float *)item->dv_view.data + ra_place_key_at(place, &item->dv_view, first + c), f->dv + at, 2 * SUMS, 1, dim);
     }
 }
 
-static void backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first, int64_t last,
-                          void *scratch) {
+static void backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
+                          int64_t last, void *scratch) {
     backward_space *f = scratch;
     const ra_problem *problem = place->problem;
     const int64_t width = padded(problem->head_dim), rows = padded(end - begin), keys = padded(last - first);
-    tile_job t = {.f = f, .depth = width / SQUARE, .groups = rows / SQUARE, .chunks = keys / SQUARE, .end = keys,
+    tile_job t = {.f = f,
+                  .depth = width / SQUARE,
+                  .groups = rows / SQUARE,
+                  .chunks = keys / SQUARE,
+                  .end = keys,
                   .scale = (float)(problem->scale * LOG2_E)};
     backward_arrays(problem, scratch, f);
     load_rows(f, step, place, begin, end, first, last);
@@ -287,8 +296,7 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
     TILES_OFF();
     if (all_finite(f->dk, keys * width) && all_finite(f->dv, keys * width) && all_finite(f->dq, rows * width))
         store_gradients(f, step, place, begin, end, first, last);
-    else
-        ra_scalar_backward_tile(step, place, begin, end, first, last, scratch);
+    else ra_scalar_backward_tile(step, place, begin, end, first, last, scratch);
 }
 
 int64_t ra_amx_backward_scratch(const ra_problem *problem, int workers) {

@@ -3,13 +3,14 @@
  *       tile unit     S(0) | S(1)      | S(2) PV..  | S(3) PV..  |        S = Q across(K),   PV: acc += P along(V)
  *       vector unit        | P = 2^S(0)| P = 2^S(1) | P = 2^S(2) |
  *
- * In a step the tile unit computes the scores of the next one and adds the values of the block before to 32 columns of acc, while the
- * vector unit turns the scores of this one into weights. A block has as many keys as acc has columns (the head dimension), so that
- * every step has one such piece to add, and all of a step's data stays in the first cache: what streams past is K and V.
+ * In a step the tile unit computes the scores of the next one and adds the values of the block before to 32 columns of acc,
+ * while the vector unit turns the scores of this one into weights. A block has as many keys as acc has columns (the head
+ * dimension), so that every step has one such piece to add, and all of a step's data stays in the first cache: what streams
+ * past is K and V.
  *
- * Weights are powers of two: P = 2^(x - base), x = scale * log2(e) * q.k, with an integer base for every row. It is the first step's
- * maximum and stays until the weights of a step pass 2^60: then they are done again with a new base, and the row's sums are scaled by a
- * power of two, which is exact.
+ * Weights are powers of two: P = 2^(x - base), x = scale * log2(e) * q.k, with an integer base for every row. It is the first
+ * step's maximum and stays until the weights of a step pass 2^60: then they are done again with a new base, and the row's sums
+ * are scaled by a power of two, which is exact.
  */
 #include "kernels/cpu/bf16_amx.h"
 
@@ -26,7 +27,7 @@ INLINE int64_t most_rows(const ra_problem *problem) { return ra_min(QUERIES, SUM
 #define HEAVIEST 0x1p60f /* weight for which a row's base stays */
 
 typedef struct forward_space {
-    _Alignas(64) float s[2][4 * SUMS];                      /* scores of this step and of the next */
+    _Alignas(64) float s[2][4 * SUMS];                       /* scores of this step and of the next */
     _Alignas(64) uint16_t p[2][MAX_DIM / SQUARE * 2 * TILE]; /* weights of this block and of the one before: A's tiles */
     _Alignas(64) uint16_t rows[SQUARE * MAX_DIM];
     uint16_t *k, *v, *q; /* forward_arrays */
@@ -61,10 +62,10 @@ INLINE float *acc_at(const forward_space *f, int64_t r, int64_t column, int64_t 
 /* A strip on its way through the packed keys. */
 typedef struct strip {
     forward_space *f;
-    int64_t row;        /* first */
-    int64_t depth;      /* of the head dimension, in squares: also the steps of a block */
-    int64_t first;      /* key of packed column 0 */
-    int64_t from;       /* packed square of step 0: a multiple of depth */
+    int64_t row;   /* first */
+    int64_t depth; /* of the head dimension, in squares: also the steps of a block */
+    int64_t first; /* key of packed column 0 */
+    int64_t from;  /* packed square of step 0: a multiple of depth */
     int64_t steps;
     int64_t begin, end; /* packed columns that every row meets */
     float scale;        /* of scores, to base 2 */
@@ -73,7 +74,8 @@ typedef struct strip {
     int64_t *ahead, ahead_end, fetch; /* the next key to fetch, their end, how many a step */
 } strip;
 
-/* Weighing of a step: row i has its scores of 16 keys at scores + 16 i, of the next 16 two tiles on, and its weights at weights + 32 i. */
+/* Weighing of a step: row i has its scores of 16 keys at scores + 16 i, of the next 16 two tiles on, and its weights at weights
+ * + 32 i. */
 typedef struct forward_work {
     strip *t;
     const float *scores, *base;
@@ -88,13 +90,14 @@ typedef struct forward_work {
 static ivec met_of(const forward_work *w, int64_t i, int half) {
     const strip *t = w->t;
     const int64_t r = t->row + i, column = t->first + (t->from + w->step) * SQUARE + half * 16;
-    const int32_t begin = (int32_t)ra_max(0, ra_min(16, t->f->begin[r] - column)), end = (int32_t)ra_max(0, ra_min(16, t->f->end[r] - column));
+    const int32_t begin = (int32_t)ra_max(0, ra_min(16, t->f->begin[r] - column)),
+                  end = (int32_t)ra_max(0, ra_min(16, t->f->end[r] - column));
     const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
     return (lane >= begin - (ivec){0}) & (lane < end - (ivec){0});
 }
 
-/* A weight of row i is too heavy, or there is no base yet: takes a new one, and scales all that hangs on the old. acc still lacks the
- * block before, so it waits. */
+/* A weight of row i is too heavy, or there is no base yet: takes a new one, and scales all that hangs on the old. acc still
+ * lacks the block before, so it waits. */
 static void renew_base(const forward_work *w, int64_t i) {
     strip *t = w->t;
     forward_space *f = t->f;
@@ -174,10 +177,11 @@ PRODUCT(multiply_and_weigh, forward_work, weigh_rows)
 
 /* The operands of a step's scores, and of a piece of a block's values, `deep` steps of it. */
 #define SCORES_OF(t, step, depth)                                                                                              \
-    (t)->f->s[(step) & 1], (t)->f->q + (t)->row * SQUARE * (depth), (t)->f->k + ((t)->from + (step)) * 2 * (depth) * TILE, 2 * TILE, depth
+    (t)->f->s[(step)&1], (t)->f->q + (t)->row *SQUARE *(depth), (t)->f->k + ((t)->from + (step)) * 2 * (depth)*TILE, 2 * TILE, \
+        depth
 #define VALUES_OF(t, block, piece, depth, deep)                                                                                \
-    (t)->f->acc + (t)->row * SQUARE * (depth) + (piece) * 4 * SUMS, (t)->f->p[(block) & 1],                                    \
-        (t)->f->v + ((t)->from + (block) * (depth) + (piece)) * 2 * (depth) * TILE, 2 * TILE, deep
+    (t)->f->acc + (t)->row *SQUARE *(depth) + (piece)*4 * SUMS, (t)->f->p[(block)&1],                                          \
+        (t)->f->v + ((t)->from + (block) * (depth) + (piece)) * 2 * (depth)*TILE, 2 * TILE, deep
 
 /* The rows of acc that are to be scaled: nothing is due to them now. */
 static void shrink_rows(strip *t) {
@@ -204,9 +208,14 @@ INLINE void walk(strip *t, const int64_t depth, const int64_t rows) {
     multiply(SCORES_OF(t, 0, depth), false, NULL, 0);
     for (int64_t step = 0; step < t->steps; step++) {
         const int64_t block = step / depth, piece = step % depth, column = (t->from + step) * SQUARE;
-        forward_work work = {.t = t, .scores = t->f->s[step & 1], .base = t->f->base + t->row,
-                             .weights = t->f->p[block & 1] + piece * 2 * TILE, .sums = t->f->sums + t->row, .scale = t->scale,
-                             .step = step, .masked = t->begin > column || t->end < column + SQUARE};
+        forward_work work = {.t = t,
+                             .scores = t->f->s[step & 1],
+                             .base = t->f->base + t->row,
+                             .weights = t->f->p[block & 1] + piece * 2 * TILE,
+                             .sums = t->f->sums + t->row,
+                             .scale = t->scale,
+                             .step = step,
+                             .masked = t->begin > column || t->end < column + SQUARE};
         fetch_ahead(t);
         if (step + 1 < t->steps) multiply_and_weigh(SCORES_OF(t, step + 1, depth), false, &work, rows);
         if (block > 0) multiply_and_weigh(VALUES_OF(t, block - 1, piece, depth, depth), true, &work, rows);
@@ -225,8 +234,16 @@ INLINE void walk(strip *t, const int64_t depth, const int64_t rows) {
 static void forward_strip(forward_space *f, const ra_place *place, int64_t row, int64_t first, int64_t last, int64_t *ahead,
                           int64_t ahead_end, int64_t fetch) {
     const int64_t depth = padded(place->problem->head_dim) / SQUARE;
-    strip t = {.f = f, .row = row, .depth = depth, .first = first, .end = last - first, .scale = (float)(place->problem->scale * LOG2_E),
-               .place = place, .ahead = ahead, .ahead_end = ahead_end, .fetch = fetch};
+    strip t = {.f = f,
+               .row = row,
+               .depth = depth,
+               .first = first,
+               .end = last - first,
+               .scale = (float)(place->problem->scale * LOG2_E),
+               .place = place,
+               .ahead = ahead,
+               .ahead_end = ahead_end,
+               .fetch = fetch};
     int64_t low = last, high = first;
     for (int64_t r = row; r < row + STRIP; r++) {
         t.begin = ra_max(t.begin, f->begin[r] - first);
@@ -268,7 +285,8 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, all = padded(rows);
     memset(f->acc, 0, (size_t)(all * width) * sizeof(float));
     for (int64_t i = 0; i < all; i++) {
-        const int64_t r = begin + ra_min(i, rows - 1); /* what fills up the last strip meets what the last row meets, and goes nowhere */
+        const int64_t r =
+            begin + ra_min(i, rows - 1); /* what fills up the last strip meets what the last row meets, and goes nowhere */
         f->sums[i] = splat(0);
         f->l[i] = 0;
         f->base[i] = -INFINITY;
@@ -281,7 +299,8 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
 }
 
 /* Writes rows [row, row + rows) of the tile that begins at `begin`. False, and nothing written, if they are not finite. */
-static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t row, int64_t rows) {
+static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t row,
+                       int64_t rows) {
     const int64_t dim = place->problem->head_dim, width = padded(dim);
     bool finite = all_finite(f->acc + row * width, STRIP * width);
     for (int64_t i = row; i < row + rows; i++) {
@@ -346,7 +365,8 @@ static void forward_tile(const ra_forward_step *step, const ra_place *place, int
     for (int64_t row = 0; row < rows; row += STRIP)
         if (!store_rows(f, step, place, begin, row, ra_min(STRIP, rows - row))) bad |= 1u << row / STRIP;
     for (int64_t row = 0; bad && row < rows; row += STRIP)
-        if (bad >> row / STRIP & 1) ra_scalar_forward_tile(step, place, begin + row, begin + ra_min(row + STRIP, rows), scratch);
+        if (bad >> row / STRIP & 1)
+            ra_scalar_forward_tile(step, place, begin + row, begin + ra_min(row + STRIP, rows), scratch);
 }
 
 int64_t ra_amx_forward_scratch(const ra_problem *problem, int workers) {

@@ -4,8 +4,8 @@
 
 /* ---------------------------------------------------------------------------------------------------------- waves */
 
-/* Items that write to the same rows run one after the other, in the order of the list; others side by side. A wave is a run of items
- * of which no two share a row (judged by the ends of their rows, so sometimes wrongly apart, never wrongly together). */
+/* Items that write to the same rows run one after the other, in the order of the list; others side by side. A wave is a run of
+ * items of which no two share a row (judged by the ends of their rows, so sometimes wrongly apart, never wrongly together). */
 
 typedef struct hull {
     int64_t low, high;
@@ -66,8 +66,8 @@ static int64_t forward_tiles(const ra_problem *problem, const ra_item *item, int
     return ra_places(problem, item) * blocks_of(item->q.count * group, rows);
 }
 
-/* The tiles of a place follow one another, since they read the same keys; the last rows first: under a causal mask they are the heaviest,
- * and the light ones are left to even out the end. */
+/* The tiles of a place follow one another, since they read the same keys; the last rows first: under a causal mask they are the
+ * heaviest, and the light ones are left to even out the end. */
 static void forward_task(void *arg, int64_t index, int worker) {
     const forward_wave *wave = arg;
     const ra_problem *problem = wave->step->problem;
@@ -80,8 +80,8 @@ static void forward_task(void *arg, int64_t index, int worker) {
     wave->tile(wave->step, &place, begin, end, (char *)wave->step->scratch + worker * wave->scratch);
 }
 
-/* The more rows of a tile, the more use one packing of its keys is; but of several workers each should get several tiles, and transfers
- * (and the news of a lost rank) wait for the end of a tile. */
+/* The more rows of a tile, the more use one packing of its keys is; but of several workers each should get several tiles, and
+ * transfers (and the news of a lost rank) wait for the end of a tile. */
 static int64_t rows_of_tile(const ra_forward_step *step, const ra_item *items, int64_t count, int64_t unit, int64_t most) {
     int64_t all = 0;
     for (int64_t i = 0; i < count; i++)
@@ -106,9 +106,10 @@ ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int
 
 /* ------------------------------------------------------------------------------------------------------- backward */
 
-/* A tile of query rows i and keys j adds to dq of i and to dk, dv of j. In round t the tiles with (i + j) mod rounds = t run: no two
- * of them share an i or a j, so every sum has one writer at a time and an order that is fixed by the item alone. Along the
- * anti-diagonals a causal triangle has half a row of tiles in every round, and a window its share: all rounds are equally heavy.
+/* A tile of query rows i and keys j adds to dq of i and to dk, dv of j. In round t the tiles with (i + j) mod rounds = t run:
+ * no two of them share an i or a j, so every sum has one writer at a time and an order that is fixed by the item alone. Along
+ * the anti-diagonals a causal triangle has half a row of tiles in every round, and a window its share: all rounds are equally
+ * heavy.
  *
  *         j 0 1 2 3
  *     i 0   0 1 2 3
@@ -116,8 +117,8 @@ ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int
  *       2   2 3 0 1
  *       3   3 0 1 2
  *
- * Of many small places each is one task, through all its rounds; else the rounds are run one by one: the order of the sums is the
- * same. */
+ * Of many small places each is one task, through all its rounds; else the rounds are run one by one: the order of the sums is
+ * the same. */
 typedef struct backward_wave {
     const ra_backward_step *step;
     const ra_item *items;

@@ -1,9 +1,9 @@
 /* The CPU's half of the seam: cuts a step into tiles and hands them to the workers.
  *
- * A place is one turn of an item's loops for one batch entry and one KV head: a progression of query rows against one of keys. The
- * query heads of a group share their keys, so a place counts query rows and heads together: row r of a place is query a = r / group of
- * the item, head u = r % group. Tiles are intervals of such rows, and in backward intervals of keys as well. All of it is
- * arithmetic on a tile's number; nothing is listed.
+ * A place is one turn of an item's loops for one batch entry and one KV head: a progression of query rows against one of keys.
+ * The query heads of a group share their keys, so a place counts query rows and heads together: row r of a place is query a = r
+ * / group of the item, head u = r % group. Tiles are intervals of such rows, and in backward intervals of keys as well. All of
+ * it is arithmetic on a tile's number; nothing is listed.
  */
 #ifndef RA_KERNELS_CPU_STEP_H
 #define RA_KERNELS_CPU_STEP_H
@@ -21,7 +21,8 @@ typedef struct ra_place {
     int64_t group;     /* query heads of a KV head */
 } ra_place;
 
-/* Arrays of a worker's scratch one after the other, each on a 64-byte boundary. With *at NULL only counts: *at ends at the size. */
+/* Arrays of a worker's scratch one after the other, each on a 64-byte boundary. With *at NULL only counts: *at ends at the
+ * size. */
 static inline void *ra_carve(char **at, int64_t bytes) {
     char *here = *at;
     *at = (char *)((uintptr_t)*at + (uintptr_t)ra_round_up(bytes, 64));
@@ -34,8 +35,8 @@ typedef void ra_forward_tile(const ra_forward_step *step, const ra_place *place,
 typedef void ra_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t key_begin,
                               int64_t key_end, void *scratch);
 
-/* Tile sizes travel beside the tile functions. scratch: bytes of a worker. A forward tile has `most` rows, or fewer, a multiple of
- * `unit`, when there is too little work for all workers; results must not depend on that. */
+/* Tile sizes travel beside the tile functions. scratch: bytes of a worker. A forward tile has `most` rows, or fewer, a multiple
+ * of `unit`, when there is too little work for all workers; results must not depend on that. */
 ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int64_t unit, int64_t most, int64_t scratch);
 ra_status ra_cpu_backward(const ra_backward_step *step, ra_backward_tile *tile, int64_t rows, int64_t keys, int64_t scratch);
 
