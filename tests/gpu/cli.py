@@ -17,48 +17,21 @@ def call(*args):
     return subprocess.run([PROGRAM, *map(str, args)], capture_output=True, text=True, timeout=300, check=False)
 
 
+def bench(seq, heads, *args):
+    """A forward pass on the GPU."""
+    shape = ("--seq", seq, "--heads", heads, "--head-dim", 64)
+    return call("bench", *shape, "--pass", "fwd", "--device", "cuda", *args)
+
+
 def gpu():
     """The kernel that runs bf16 on the GPU that the program sees; None: it sees none."""
-    answer = call(
-        "bench",
-        "--seq",
-        64,
-        "--heads",
-        1,
-        "--head-dim",
-        64,
-        "--dtype",
-        "bf16",
-        "--pass",
-        "fwd",
-        "--repeat",
-        1,
-        "--device",
-        "cuda",
-        "--json",
-    )
+    answer = bench(64, 1, "--dtype", "bf16", "--repeat", 1, "--json")
     return json.loads(answer.stdout)["path"] if answer.returncode == 0 else None
 
 
 class Cli(unittest.TestCase):
     def bench(self, *args):
-        answer = call(
-            "bench",
-            "--seq",
-            1024,
-            "--heads",
-            4,
-            "--head-dim",
-            64,
-            "--pass",
-            "fwd",
-            "--repeat",
-            3,
-            "--device",
-            "cuda",
-            "--json",
-            *args,
-        )
+        answer = bench(1024, 4, "--repeat", 3, "--json", *args)
         self.assertEqual(answer.returncode, 0, answer.stderr)
         return json.loads(answer.stdout)
 
@@ -78,23 +51,7 @@ class Cli(unittest.TestCase):
     @unittest.skipUnless(gpu() == "sm90a", "needs a Hopper GPU")
     def test_the_hopper_kernel_is_taken_by_name_or_says_why_not(self):
         self.assertEqual(self.bench("--dtype", "bf16", "--kernel", "sm90a")["path"], "sm90a")
-        answer = call(
-            "bench",
-            "--seq",
-            64,
-            "--heads",
-            1,
-            "--head-dim",
-            64,
-            "--dtype",
-            "f32",
-            "--pass",
-            "fwd",
-            "--device",
-            "cuda",
-            "--kernel",
-            "sm90a",
-        )
+        answer = bench(64, 1, "--dtype", "f32", "--kernel", "sm90a")
         self.assertEqual(answer.returncode, 6, answer.stderr)
         self.assertIn("bf16 and f16 only", answer.stderr)
 

@@ -199,6 +199,19 @@ static void compare_and_free(const test_case *c, local *t, int64_t total, const 
     free(t->data);
 }
 
+static ra_backward_args backward_of(const ra_forward_args *f, const local *dout, const local *dq, const local *dk,
+                                    const local *dv) {
+    return (ra_backward_args){.q = f->q,
+                              .k = f->k,
+                              .v = f->v,
+                              .out = f->out,
+                              .lse = f->lse,
+                              .dout = dout->tensor,
+                              .dq = dq->tensor,
+                              .dk = dk->tensor,
+                              .dv = dv->tensor};
+}
+
 static void one_case(ra_comm *comm, const test_case *c) {
     test_data data = test_data_create(c);
     test_result expected = test_run(c, &data); /* ranks as threads */
@@ -216,15 +229,7 @@ static void one_case(ra_comm *comm, const test_case *c) {
     ra_forward_args forward = {.q = q.tensor, .k = k.tensor, .v = v.tensor, .out = out.tensor, .lse = lse.tensor};
     CHECK(ra_forward(plan, &forward) == RA_OK);
     if (c->backward) {
-        ra_backward_args backward = {.q = q.tensor,
-                                     .k = k.tensor,
-                                     .v = v.tensor,
-                                     .out = out.tensor,
-                                     .lse = lse.tensor,
-                                     .dout = dout.tensor,
-                                     .dq = dq.tensor,
-                                     .dk = dk.tensor,
-                                     .dv = dv.tensor};
+        ra_backward_args backward = backward_of(&forward, &dout, &dq, &dk, &dv);
         if (c->dlse) backward.dlse = dlse.tensor;
         CHECK(ra_backward(plan, &backward) == RA_OK);
     }
@@ -295,15 +300,7 @@ static ra_status forward_and_backward(ra_comm *comm, bool backward_fault, void *
     local dq = make(&c, queries, total, heads, dim, NULL), dk = make(&c, keys, total, heads, dim, NULL);
     local dv = make(&c, keys, total, heads, dim, NULL);
     ra_forward_args forward = {.q = q.tensor, .k = k.tensor, .v = v.tensor, .out = out.tensor, .lse = lse.tensor};
-    ra_backward_args backward = {.q = q.tensor,
-                                 .k = k.tensor,
-                                 .v = v.tensor,
-                                 .out = out.tensor,
-                                 .lse = lse.tensor,
-                                 .dout = dout.tensor,
-                                 .dq = dq.tensor,
-                                 .dk = dk.tensor,
-                                 .dv = dv.tensor};
+    ra_backward_args backward = backward_of(&forward, &dout, &dq, &dk, &dv);
     if (fault && !backward_fault) ra_fault_set(fault_ctx, fault);
     status = ra_forward(plan, &forward);
     if (fault && backward_fault) ra_fault_set(fault_ctx, fault);
