@@ -29,7 +29,7 @@ sanitize() {
 }
 memcheck() {
     sanitize memcheck "$RINGATTN_CUDA_LIBRARY" head_dimension lengths windows masked_nan dilated residues mix outgrow steps \
-        few_keys general
+        take_turns few_keys general
 }
 racecheck() {
     cmake --build "$build" --target ringattn_cuda_racecheck >/dev/null || return 1

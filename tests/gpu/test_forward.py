@@ -51,6 +51,14 @@ def kernel(wanted):
         backend.wanted = None
 
 
+def launches(run):
+    """How many forward kernels `run` starts."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        run()
+        torch.cuda.synchronize()
+    return sum("forward_" in event.name for event in profile.events())
+
+
 class Forward(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(hash(self.id()) % 2**31)
@@ -193,6 +201,22 @@ class Forward(unittest.TestCase):
             for causal in (False, True):
                 desc = Desc(branches=[(128, 1), (256, 2), (512, 4)], combine="mix", causal=causal)
                 self.case(2, 1003, 1003, 4, 2, 64, desc, dtype, state=True)
+
+    @unittest.skipUnless(HOPPER, "needs a Hopper GPU")
+    def test_branches_that_meet_the_same_rows_take_turns_within_one_launch(self):
+        n = 3000 if SMALL else 20000
+        for d in (64, 128):
+            for causal in (False, True):
+                q, k, v = draw(1, n, 8, d, BF16), draw(1, n, 4, d, BF16), draw(1, n, 4, d, BF16)
+                desc = Desc(branches=[(1024, 1), (2048, 2), (512, 1), (4096, 4)], combine="mix", causal=causal)
+                first = self.forward(q, k, v, desc, state=True)
+                self.assertEqual(backend.path, "sm90a")
+                self.hold(q, k, v, desc, *first, rows=sorted(torch.randint(0, n, (48,)).tolist() + [0, n - 1]))
+                for _ in range(1 if SMALL else 5):
+                    for a, b in zip(first, self.forward(q, k, v, desc, state=True)):
+                        self.assertTrue(torch.equal(a, b), "the order of the branches changed")
+                if not SMALL:
+                    self.assertEqual(launches(lambda: self.forward(q, k, v, desc, state=True)), 1)
 
     # -------------------------------------------------------------------------------------------------------- numbers
 

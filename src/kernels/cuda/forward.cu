@@ -8,15 +8,34 @@
 namespace ra {
 
 struct Device {
-    int major, minor, processors;
+    int id, major, minor, processors;
 };
 
+/* The current device, as the thread knows it from its last call. */
 static ra_status find_device(Device *device, ra_cuda_error *error) {
+    static thread_local Device known = {-1, 0, 0, 0};
     int id;
     RA_CUDA_TRY(error, cudaGetDevice(&id));
-    RA_CUDA_TRY(error, cudaDeviceGetAttribute(&device->major, cudaDevAttrComputeCapabilityMajor, id));
-    RA_CUDA_TRY(error, cudaDeviceGetAttribute(&device->minor, cudaDevAttrComputeCapabilityMinor, id));
-    RA_CUDA_TRY(error, cudaDeviceGetAttribute(&device->processors, cudaDevAttrMultiProcessorCount, id));
+    if (id != known.id) {
+        Device now = {id, 0, 0, 0};
+        RA_CUDA_TRY(error, cudaDeviceGetAttribute(&now.major, cudaDevAttrComputeCapabilityMajor, id));
+        RA_CUDA_TRY(error, cudaDeviceGetAttribute(&now.minor, cudaDevAttrComputeCapabilityMinor, id));
+        RA_CUDA_TRY(error, cudaDeviceGetAttribute(&now.processors, cudaDevAttrMultiProcessorCount, id));
+        known = now;
+    }
+    *device = known;
+    return RA_OK;
+}
+
+/* Lets blocks of a kernel have as much shared memory as it takes, once for each kernel and device that follow each other. */
+static ra_status raise_shared(const Variant *variant, const void *kernel, const Device &device, ra_cuda_error *error) {
+    static thread_local struct {
+        const void *kernel;
+        int device;
+    } known = {nullptr, -1};
+    if (known.kernel == kernel && known.device == device.id) return RA_OK;
+    RA_CUDA_TRY(error, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, variant->shared));
+    known = {kernel, device.id};
     return RA_OK;
 }
 
@@ -64,12 +83,17 @@ static bool map_item(const ra_forward_step *step, const Variant *variant, const 
     return true;
 }
 
-/* Can TMA walk the rows of all items, `batch` entries at a time? */
+/* Can TMA walk the rows of all items, `batch` entries at a time? The maps of the first JOB_ITEMS of them for the first entries
+ * are left in *tma. */
 static bool mappable(const ra_forward_step *step, const Variant *variant, int64_t batch, TmaJob *tma) {
+    static thread_local TmaJob beyond;
+    int slot = 0;
     for (int64_t i = 0; i < step->item_count; i++) {
         const ra_item *item = &step->items[i];
         if (item->q.count == 0 || item->k.count == 0) continue;
-        if (!map_item(step, variant, job_item(step->problem, item, batch, variant->rows), 0, tma, 0)) return false;
+        const JobItem next = job_item(step->problem, item, batch, variant->rows);
+        if (!map_item(step, variant, next, 0, slot < JOB_ITEMS ? tma : &beyond, slot < JOB_ITEMS ? slot : 0)) return false;
+        slot++;
     }
     return true;
 }
@@ -149,49 +173,64 @@ static ra_status choose_way(const ra_forward_step *step, const char *wanted, con
 
 /* ------------------------------------------------------------------------------------------------------------- launches */
 
+/* Does an item of the job wait for another? */
+static bool job_waits(const Job &job) {
+    uint32_t after = 0;
+    for (int i = 0; i < job.item_count; i++) after |= job.items[i].after;
+    return after != 0;
+}
+
 static ra_status launch(const ra_forward_step *step, const Way &way, const Device &device, TmaJob *tma, ra_cuda_error *error) {
     Job *job = &tma->job;
     if (job->tiles == 0) return RA_OK;
     const cudaStream_t stream = static_cast<cudaStream_t>(step->stream);
     const void *kernel = way.variant->kernel[step->problem->dtype == RA_F16];
     unsigned grid = job->tiles;
-    job->counter = nullptr;
-    if (way.tma && job->tiles > (uint32_t)device.processors) {
-        grid = (unsigned)device.processors;
-        if (step->scratch) {
-            job->counter = static_cast<uint32_t *>(step->scratch);
-            RA_CUDA_TRY(error, cudaMemsetAsync(step->scratch, 0, sizeof(uint32_t), stream));
-        }
+    const bool waits = job_waits(*job), persists = way.tma && job->tiles > (uint32_t)device.processors;
+    uint32_t *scratch = static_cast<uint32_t *>(step->scratch);
+    if (persists) grid = (unsigned)device.processors;
+    job->counter = persists || waits ? scratch : nullptr;
+    job->done = waits ? scratch + 1 : nullptr;
+    if (job->counter) {
+        const size_t words = 1 + (waits ? JOB_ITEMS : 0);
+        static_assert((1 + JOB_ITEMS) * sizeof(uint32_t) <= RA_CUDA_SCRATCH, "the counters must fit");
+        RA_CUDA_TRY(error, cudaMemsetAsync(scratch, 0, words * sizeof(uint32_t), stream));
     }
     void *args[] = {way.tma ? static_cast<void *>(tma) : job};
-    RA_CUDA_TRY(error, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, way.variant->shared));
+    const ra_status status = raise_shared(way.variant, kernel, device, error);
+    if (status != RA_OK) return status;
     RA_CUDA_TRY(error, cudaLaunchKernel(kernel, dim3(grid), dim3((unsigned)way.variant->threads), args,
                                         (size_t)way.variant->shared, stream));
     return RA_OK;
 }
 
-/* The launches of some batch entries: items in order, a new launch where one might meet rows of an earlier one. */
+/* The launches of some batch entries: items in order, as many as a job holds. Where an item might meet rows of an earlier one,
+ * it waits for that within the launch; kernels that cannot do so take a new one. */
 static ra_status run_batch(const ra_forward_step *step, const Way &way, const Device &device, int64_t first, int64_t batch,
                            bool fill, TmaJob *tma, ra_cuda_error *error) {
     Job *job = &tma->job;
+    const bool can_wait = way.tma && step->scratch;
+    bool mapped = way.tma && first == 0; /* choose_way left the maps of the first job */
     start_job(step, job, first, batch);
     for (int64_t i = 0; i < step->item_count; i++) {
         const ra_item *item = &step->items[i];
         if (item->q.count == 0 || item->k.count == 0) continue;
-        const JobItem next = job_item(step->problem, item, batch, way.variant->rows);
-        bool apart = false;
-        for (int j = 0; j < job->item_count && !step->single; j++) apart = apart || rows_touch(job->items[j], next);
+        JobItem next = job_item(step->problem, item, batch, way.variant->rows);
+        for (int j = 0; j < job->item_count && !step->single; j++)
+            if (rows_touch(job->items[j], next)) next.after |= 1u << j;
+        const bool apart = next.after && (!can_wait || job->tiles >> 28); /* warps are counted in 32 bits */
         if (apart || !append_item(job, next)) {
             ra_status status = launch(step, way, device, tma, error);
             if (status != RA_OK) return status;
-            job->item_count = 0;
-            job->tiles = 0;
+            start_job(step, job, first, batch);
+            next.after = 0;
+            mapped = false;
             if (!append_item(job, next)) {
                 snprintf(error->text, sizeof error->text, "an item has more than 2^31 tiles");
                 return RA_INVALID;
             }
         }
-        if (way.tma) map_item(step, way.variant, next, first, tma, job->item_count - 1);
+        if (way.tma && !mapped) map_item(step, way.variant, next, first, tma, job->item_count - 1);
     }
     job->fill_holes = fill;
     return launch(step, way, device, tma, error);

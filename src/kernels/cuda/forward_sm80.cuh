@@ -178,13 +178,17 @@ __global__ void __launch_bounds__(S::THREADS) forward_sm80(const __grid_constant
             l[t][r] += __shfl_xor_sync(~0u, l[t][r], 1);
             l[t][r] += __shfl_xor_sync(~0u, l[t][r], 2);
         }
-        const int first = warp_row + t * 16;
+        const int first = warp_row + t * 16, row = first + lane / 4;
         if (__any_sync(~0u, masked) && __any_sync(~0u, doubt != 0.f)) {
             for (int a = first; a < min(first + 16, item.q.count); a++) recompute_row<T>(job, work, a);
         } else {
             scale_kept(job, o[t]);
-            if (job.single) write_rows<T, D, Vectors>(job, work, o[t], base[t], l[t], first + lane / 4);
-            else fold_rows<D, Vectors>(job, work, o[t], base[t], l[t], first + lane / 4);
+            if (job.single) {
+                write_rows<T, D, Vectors>(job, work, out_row<T>(job, work, row), o[t], l[t], row);
+                write_lse(job, work, base[t], l[t], row);
+            } else {
+                fold_rows<D, Vectors>(job, work, o[t], base[t], l[t], row);
+            }
         }
     }
 }

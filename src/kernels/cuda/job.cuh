@@ -35,6 +35,7 @@ struct JobItem {
     uint32_t extent[INDEXES];      /* of an instance's number, group fastest */
     int32_t head_start, head_step; /* KV heads */
     uint32_t branch;
+    uint32_t after; /* earlier items of the job that may meet the same rows of the state, as bits */
     JobRows q, k;
     ra_tensor k_view, v_view;
     int32_t lo, hi;                       /* query row a attends to keys [a + lo, a + hi), unless sloped: */
@@ -52,10 +53,12 @@ struct Job {
     int32_t head_dim, heads, rows_q;
     int32_t batch_first, batch;
     bool single, last_first, fill_holes, has_ranges;
+    bool brief; /* tiles have few keys: more of them are known ahead, and each ends before the next begins */
     float scale, scale_log2;
     int64_t left, right;
     ra_tensor q, out, lse, acc, m, l;
-    uint32_t *counter; /* tiles handed out beyond the first wave; NULL: dealt round robin */
+    uint32_t *counter; /* tiles handed out, without `done` those beyond the first wave; NULL: dealt round robin */
+    uint32_t *done;    /* warps that are done with a tile of each item; NULL: no item waits for another */
     uint32_t drop_below;
     float keep_scale;
     uint64_t seed;
@@ -152,7 +155,7 @@ __device__ __forceinline__ void find_work(const Job &job, uint32_t tile, int blo
         work->place =
             floor_div(y - item.origin - i0 * item.origin_loop[0] - i1 * item.origin_loop[1], item.rate, item.inverse_rate);
         if (job.has_ranges) {
-            const int b = work->at[INDEX_BATCH];
+            const int b = static_cast<volatile const int32_t &>(work->at[INDEX_BATCH]); /* read again: registers are few here */
             begin = max(begin, clamp_row(-key_steps(item, y - job.key_begin[b])));
             end = min(end, clamp_row(-key_steps(item, y - job.key_end[b])));
         }

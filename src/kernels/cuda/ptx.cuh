@@ -23,6 +23,18 @@ template <typename I> __device__ __forceinline__ I afresh(I x) {
     return x;
 }
 
+/* ----------------------------------------------------------------------------------------------- between the blocks */
+
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t *from) {
+    uint32_t x;
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(__cvta_generic_to_global(from)) : "memory");
+    return x;
+}
+
+__device__ __forceinline__ void add_release(uint32_t *to, uint32_t x) {
+    asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(x) : "memory");
+}
+
 /* ------------------------------------------------------------------------------------------------------- arithmetic */
 
 __device__ __forceinline__ float exp2_fast(float x) {
@@ -87,6 +99,18 @@ __device__ __forceinline__ void tma_load(void *shared, const CUtensorMap *map, u
 __device__ __forceinline__ void tma_prefetch_map(const CUtensorMap *map) {
     asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
 }
+
+/* Bytes (a multiple of 16) from shared to global memory; the thread's stores so far, as one group; waits for all of them. */
+__device__ __forceinline__ void bulk_store(void *global, const void *shared, uint32_t bytes) {
+    asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
+                 "r"(shared_address(shared)), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+
+/* What this thread wrote to shared memory is there for TMA and wgmma, too. */
+__device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 __device__ __forceinline__ void fence_barrier_init() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 

@@ -162,18 +162,32 @@ __device__ __forceinline__ void transpose_quad(uint32_t (&v)[4], int lane) {
     else v[2] = a, v[3] = b;
 }
 
-/* The result of a warp's 16 rows, of which this thread holds rows a0 and a0 + 8 as an mma's accumulators, to out and lse. base:
- * what weights are relative to, in units of log2. Vectors: rows of out start at multiples of 16 bytes. */
+/* Where row a of an instance goes in out. */
+template <typename T> __device__ __forceinline__ T *out_row(const Job &job, const Work &work, int a) {
+    return static_cast<T *>(job.out.data) + work.out + a * work.out_step;
+}
+
+/* lse of rows a0 and a0 + 8, by the first lane of each quad. base: what weights are relative to, in units of log2. */
+__device__ __forceinline__ void write_lse(const Job &job, const Work &work, const float (&base)[2], const float (&l)[2],
+                                          int a0) {
+    if ((threadIdx.x & 3) || !job.lse.data) return;
+    float *lse = static_cast<float *>(job.lse.data) + work.lse + a0 * work.lse_step;
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        if (a0 + 8 * r < work.rows)
+            lse[r * 8 * work.lse_step] = l[r] == 0.f ? -INFINITY : (base[r] + __log2f(l[r])) * 0.69314718056f;
+}
+
+/* The result of a warp's 16 rows, of which this thread holds rows a0 (it goes to `to`) and a0 + 8 as an mma's accumulators, to
+ * out. Vectors: rows of out start at multiples of 16 bytes. */
 template <typename T, int D, bool Vectors>
-__device__ __forceinline__ void write_rows(const Job &job, const Work &work, const float *o, const float (&base)[2],
-                                           const float (&l)[2], int a0) {
+__device__ __forceinline__ void write_rows(const Job &job, const Work &work, T *to, const float *o, const float (&l)[2],
+                                           int a0) {
     const int lane = threadIdx.x & 31, quad = lane & 3;
-    T *out = static_cast<T *>(job.out.data) + work.out + a0 * work.out_step;
-    const bool valid[2] = {a0 < work.rows, a0 + 8 < work.rows};
     const float inverse[2] = {l[0] == 0.f ? 0.f : __fdividef(1.f, l[0]), l[1] == 0.f ? 0.f : __fdividef(1.f, l[1])};
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        T *to = out + r * 8 * work.out_step;
+    for (int r = 0; r < 2; r++, to += 8 * work.out_step) {
+        const bool valid = a0 + 8 * r < work.rows;
 #pragma unroll
         for (int g = 0; g < D / 8; g += 4) {
             uint32_t pair[4];
@@ -185,27 +199,21 @@ __device__ __forceinline__ void write_rows(const Job &job, const Work &work, con
             }
             if constexpr (Vectors) {
                 transpose_quad(pair, lane);
-                if (valid[r] && (g + quad) * 8 < job.head_dim)
+                if (valid && (g + quad) * 8 < job.head_dim)
                     reinterpret_cast<uint4 *>(to)[g + quad] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
             } else {
 #pragma unroll
                 for (int i = 0; i < 8; i++) {
                     const int d = (g + i / 2) * 8 + quad * 2 + i % 2;
                     const uint16_t half = (uint16_t)(pair[i / 2] >> 16 * (i % 2));
-                    if (valid[r] && d < job.head_dim) reinterpret_cast<uint16_t *>(to)[d] = half;
+                    if (valid && d < job.head_dim) reinterpret_cast<uint16_t *>(to)[d] = half;
                 }
             }
         }
     }
-    if (quad == 0 && job.lse.data) {
-        float *lse = static_cast<float *>(job.lse.data) + work.lse + a0 * work.lse_step;
-#pragma unroll
-        for (int r = 0; r < 2; r++)
-            if (valid[r]) lse[r * 8 * work.lse_step] = l[r] == 0.f ? -INFINITY : (base[r] + __log2f(l[r])) * 0.69314718056f;
-    }
 }
 
-/* The same into the state. Vectors: rows of acc start at multiples of 8 bytes. */
+/* The same into the state: rows a0 and a0 + 8. Vectors: rows of acc start at multiples of 8 bytes. */
 template <int D, bool Vectors>
 __device__ __forceinline__ void fold_rows(const Job &job, const Work &work, const float *o, const float (&base)[2],
                                           const float (&l)[2], int a0) {
@@ -253,17 +261,16 @@ template <typename T> __device__ __forceinline__ void write_nothing(const Job &j
     }
 }
 
-/* The items of the job that concern a KV head, as bits. */
+/* The items of the job that concern a KV head, as bits. By a whole warp, of which each lane looks at one. */
 __device__ __forceinline__ uint32_t items_of_head(const Job &job, int head) {
-    uint32_t items = 0;
-#pragma unroll 1
-    for (int i = 0; i < job.item_count; i++) {
-        const JobItem &item = job.items[i];
+    const int lane = threadIdx.x & 31;
+    bool inside = false;
+    if (lane < job.item_count) {
+        const JobItem &item = job.items[lane];
         const int h = head - item.head_start, step = item.head_step;
-        const bool inside = h >= 0 && h <= ((int)item.extent[INDEX_HEAD] - 1) * step && (step == 1 || h % step == 0);
-        items |= (uint32_t)inside << i;
+        inside = h >= 0 && h <= ((int)item.extent[INDEX_HEAD] - 1) * step && (step == 1 || h % step == 0);
     }
-    return items;
+    return __ballot_sync(~0u, inside);
 }
 
 /* Does one of these items meet query row `row`? The instances of an item do not interleave (the host saw to it). */
@@ -284,30 +291,36 @@ __device__ __forceinline__ bool row_is_met(const Job &job, uint32_t items, int r
 }
 
 /* out = 0 and lse = -inf in the rows that no item meets. Warp `warp` of `warps` takes its share, 32 rows of all heads at a
- * time, in step with the tiles: all at once, it would keep their loads waiting. Rows of vectors. */
-template <typename T> __device__ __forceinline__ void fill_holes(const Job &job, uint32_t warp, uint32_t warps) {
+ * time, in step with the tiles: all at once, it would keep their loads waiting. Rows of vectors. zeros: shared memory, as many
+ * as a row has. */
+template <typename T>
+__device__ __forceinline__ void fill_holes(const Job &job, uint32_t warp, uint32_t warps, const void *zeros) {
     const int lane = threadIdx.x & 31;
     const uint32_t chunks = (uint32_t)(job.rows_q + 31) / 32;
 #pragma unroll 1
     for (uint32_t unit = warp; unit < chunks * (uint32_t)job.batch; unit += warps) {
         const float due = (float)unit / (float)(chunks * (uint32_t)job.batch) * 0.75f * (float)(job.tiles - gridDim.x);
-        while (job.counter && (float)*static_cast<volatile const uint32_t *>(job.counter) < due) __nanosleep(1000);
-        const int b = (int)(unit / chunks) + job.batch_first, first = (int)(unit % chunks) * 32;
+        while (job.counter && (float)*static_cast<volatile const uint32_t *>(job.counter) < due) __nanosleep(2000);
+        const int b = (int)(unit / chunks) + job.batch_first, row = (int)(unit % chunks) * 32 + lane;
+        const int group = (int)job.items[0].extent[INDEX_GROUP];
+        uint32_t known = ~0u; /* items that `hole` is about */
+        bool hole = false;
 #pragma unroll 1
-        for (int head = 0; head < job.heads; head++) {
-            const uint32_t items = items_of_head(job, head / (int)job.items[0].extent[INDEX_GROUP]);
-            const uint32_t holes = __ballot_sync(~0u, first + lane < job.rows_q && !row_is_met(job, items, first + lane));
-            if (holes == 0) continue;
-            if ((holes >> lane & 1) && job.lse.data) *row_pointer<float>(job.lse, b, first + lane, head) = -INFINITY;
-            const int lanes = afresh(job.head_dim) / 8, beside = 32 / lanes; /* lanes that write a row, rows side by side */
-            const int sub = lane / lanes;
-            T *to = row_pointer<T>(job.out, b, first + sub, head) + (lane - sub * lanes) * 8;
-            uint32_t mine = sub < beside ? holes >> sub : 0;
+        for (int kv_head = 0; kv_head * group < job.heads; kv_head++) {
+            const uint32_t items = items_of_head(job, kv_head);
+            if (items != known) hole = row < job.rows_q && !row_is_met(job, items, row);
+            known = items;
+            if (!__any_sync(~0u, hole)) continue;
 #pragma unroll 1
-            for (; mine; mine >>= beside, to += beside * job.out.row)
-                if (mine & 1) *reinterpret_cast<uint4 *>(to) = make_uint4(0, 0, 0, 0);
+            for (int head = kv_head * group; head < (kv_head + 1) * group; head++)
+                if (hole) {
+                    if (job.lse.data) *row_pointer<float>(job.lse, b, row, head) = -INFINITY;
+                    bulk_store(row_pointer<T>(job.out, b, row, head), zeros, job.head_dim * (uint32_t)sizeof(T));
+                }
         }
+        bulk_commit();
     }
+    bulk_wait();
 }
 
 } // namespace ra

@@ -7,7 +7,7 @@
 #ifndef RA_KERNELS_CUDA_TENSOR_MAP_CUH
 #define RA_KERNELS_CUDA_TENSOR_MAP_CUH
 
-#include "forward_sm90.cuh"
+#include "tiles_sm90.cuh"
 
 namespace ra {
 

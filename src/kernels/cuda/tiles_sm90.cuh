@@ -1,0 +1,218 @@
+/* Tiles of the Hopper kernel: what a block keeps in shared memory, and the producer's side of it: which tiles there are, and
+ * their loads. */
+#ifndef RA_KERNELS_CUDA_TILES_SM90_CUH
+#define RA_KERNELS_CUDA_TILES_SM90_CUH
+
+#include "rows.cuh"
+#include "wgmma.cuh"
+
+namespace ra {
+
+/* Where instance index i moves coordinate 2 + c of a tensor map: at[c][i] each. */
+struct TmaPlace {
+    int32_t at[3][INDEXES];
+};
+
+struct TmaJob {
+    CUtensorMap maps[JOB_ITEMS][3]; /* q, k, v */
+    TmaPlace places[JOB_ITEMS][3];
+    Job job;
+};
+
+template <int D_, int N_, int WGS_, int STAGES_, bool DROPS_ = false> struct Shape {
+    static constexpr bool DROPS = DROPS_; /* dropout */
+    static constexpr int D = D_, N = N_, WGS = WGS_, STAGES = STAGES_;
+    static constexpr int ROWS = 64 * WGS, PANELS = (D + 63) / 64, THREADS = 128 * (WGS + 1);
+    static constexpr int Q_BYTES = PANELS * 64 * 128, KV_BYTES = PANELS * N * 128;
+    /* Where there is room, the queries of the next block are fetched while those of this one are still in use. */
+    static constexpr int QUERIES = 2 * WGS * Q_BYTES + 2 * STAGES * KV_BYTES <= 216 << 10 ? 2 : 1;
+    static constexpr int WORKS = QUERIES == 2 ? 4 : 2; /* tiles that are known at a time */
+    static constexpr int SHARED = QUERIES * WGS * Q_BYTES + 2 * STAGES * KV_BYTES;
+    /* Together no more than the launch's own, 65536 / THREADS rounded down to 8 each: what is missing would be waited for for
+     * ever. */
+    static constexpr int PRODUCER_REGISTERS = WGS == 2 ? 40 : 32, CONSUMER_REGISTERS = WGS == 2 ? 232 : 160;
+    static_assert(PRODUCER_REGISTERS + WGS * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * (WGS + 1),
+                  "more registers than a block has");
+};
+
+/* What a warpgroup computes of a tile. */
+struct alignas(16) Span {
+    int keys;         /* how many, a multiple of N; -1: no more tiles */
+    int above, below; /* of the block's key tiles, the first `above` and the last `below` are for other warpgroups */
+    int key;          /* the first to compute */
+};
+
+/* A tile as a consumer warp sees it. */
+struct Share {
+    Span span;
+    int2 range[16]; /* keys [x, y) of each of the warp's rows, counted from span.key */
+};
+
+/* What a consumer warp counts: here rather than in registers, of which there are none to spare. */
+struct Turns {
+    uint32_t works, q_turn; /* tiles done, and those of them with keys */
+};
+
+template <class S> struct Barriers {
+    uint4 zeros[(S::D + 7) / 8]; /* a row of them */
+    uint64_t q_full[S::QUERIES][S::WGS], q_empty[S::QUERIES][S::WGS];
+    uint64_t k_full[S::STAGES], k_empty[S::STAGES], v_full[S::STAGES], v_empty[S::STAGES];
+    uint64_t work_full[S::WORKS], work_empty[S::WORKS],
+        clear[S::WORKS]; /* clear: the work's rows may be folded into the state */
+    Work work[S::WORKS];
+    Span spans[S::WORKS][S::WGS]; /* of each work */
+    Share share[4 * S::WGS];
+    Turns turns[4 * S::WGS];
+    int32_t place[S::WORKS][3][3]; /* of each work, coordinates 2 .. 4 of q, k, v */
+};
+
+template <class S> constexpr int shared_bytes() {
+    static_assert(S::SHARED + sizeof(Barriers<S>) <= 227 << 10, "more shared memory than a block may have");
+    return S::SHARED + (int)sizeof(Barriers<S>);
+}
+
+/* True in one lane of the warp. */
+__device__ __forceinline__ bool elected() {
+    uint32_t yes;
+    asm volatile("{\n.reg .pred p;\nelect.sync _|p, 0xffffffff;\nselp.b32 %0, 1, 0, p;\n}" : "=r"(yes));
+    return yes != 0;
+}
+
+/* How many lanes of a warp arrive at a barrier for it. compute-sanitizer's racecheck does not see that the others were waited
+ * for. */
+#ifdef RA_RACECHECK
+constexpr int LANES = 32;
+#else
+constexpr int LANES = 1;
+#endif
+
+/* Tells the compiler that a value is the same in all lanes. */
+__device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
+
+/* Turn t of a ring of barriers (a power of two of them): the slot, and the parity of its completion. */
+template <int SLOTS> __device__ __forceinline__ int slot_of(uint32_t t) { return (int)(t % SLOTS); }
+template <int SLOTS> __device__ __forceinline__ uint32_t parity_of(uint32_t t) { return t / SLOTS & 1; }
+
+/* Items that may meet rows of earlier ones fold their results when all of those are there. Tiles are taken in order, so the
+ * earliest that is not done waits for none. By a whole warp; `warps` tell of each tile. */
+__device__ __forceinline__ void await_items(const Job &job, int item, uint32_t warps) {
+    const int lane = threadIdx.x & 31;
+    if (job.items[item].after >> lane & 1) /* lane i waits for item i */
+        while (load_acquire(&job.done[lane]) < job.items[lane].instances * job.items[lane].blocks * warps) __nanosleep(200);
+    __syncwarp();
+}
+/* Not inline: it would take the loop's descriptors out of the uniform registers. */
+static __device__ __noinline__ void tell_done(const Job &job, int item) {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) add_release(&job.done[item], 1);
+}
+
+/* gridDim.x; the compiler would keep that in a register. */
+__device__ __forceinline__ uint32_t blocks() {
+    uint32_t n;
+    asm volatile("mov.u32 %0, %%nctaid.x;" : "=r"(n));
+    return n;
+}
+
+/* What warpgroup wg computes of a tile. */
+template <class S> __device__ __forceinline__ Span find_span(const Job &job, const Work &work, int wg) {
+    const int first = work.row + wg * 64, last = min(first + 64, work.rows) - 1;
+    int lo, hi, unused;
+    row_interval(job, work, first, &lo, &unused);
+    row_interval(job, work, last, &unused, &hi);
+    if (first > last || hi <= lo) return {0, work.key_tiles, 0, work.key_first}; /* no row, or no key of any */
+    const int begin = (lo - work.key_first) / S::N, end = min(work.key_tiles, (hi - work.key_first + S::N - 1) / S::N);
+    return {(end - begin) * S::N, work.key_tiles - end, begin, work.key_first + begin * S::N};
+}
+
+/* Takes tiles and says what they are, at least one tile ahead of the consumers. By a whole warp. */
+template <class S> __device__ __forceinline__ void deal_tiles(const TmaJob &tma, Barriers<S> &bars) {
+    const Job &job = tma.job;
+    const int lane = threadIdx.x & 31;
+    uint32_t tile = blockIdx.x; /* lane 0 knows it */
+    if (job.done && lane == 0) tile = atomicAdd(job.counter, 1u);
+#pragma unroll 1
+    for (uint32_t works = 0;; works++) {
+        const int slot = slot_of<S::WORKS>(works);
+        Work &work = bars.work[slot];
+        mbarrier_wait(&bars.work_empty[slot], parity_of<S::WORKS>(works) ^ 1);
+        if (!job.brief && works >= 2) /* tiles that are taken late balance better */
+            mbarrier_wait(&bars.work_empty[slot_of<S::WORKS>(works - 2)], parity_of<S::WORKS>(works - 2));
+        const bool any = __shfl_sync(~0u, tile, 0) < job.tiles;
+        if (lane == 0) {
+            if (any) find_work(job, tile, S::ROWS, S::N, &work);
+            else work.item = -1;
+        }
+        __syncwarp();
+        if (any && lane < 9) { /* coordinate lane % 3 of tensor lane / 3 */
+            const int l = afresh(lane);
+            int at = 0;
+#pragma unroll
+            for (int i = 0; i < INDEXES; i++) at += tma.places[work.item][l / 3].at[l % 3][i] * work.at[i];
+            bars.place[slot][l / 3][l % 3] = at;
+        }
+        if (lane < S::WGS) bars.spans[slot][lane] = any ? find_span<S>(job, work, lane) : Span{-1, 0, 0, 0};
+        __syncwarp();
+        if (lane < LANES) mbarrier_arrive(&bars.work_full[slot]);
+        if (any && lane == 0) {
+            tile = (job.counter ? atomicAdd(job.counter, 1u) : tile) + (job.done ? 0 : blocks());
+        }
+        if (!any) return;
+        if (job.done) {
+            await_items(job, work.item, 4 * S::WGS);
+            if (lane == 0) mbarrier_arrive(&bars.clear[slot]);
+        }
+    }
+}
+
+/* Loads what the tiles need, as far ahead as there is room. By one thread. */
+template <class S>
+__device__ __forceinline__ void load_tiles(const TmaJob &tma, unsigned char *q, unsigned char *k, unsigned char *v,
+                                           Barriers<S> &bars) {
+    uint32_t turn = 0, q_turn = 0; /* k and v tiles, tiles with keys */
+    for (uint32_t works = 0;; works++) {
+        const int slot = slot_of<S::WORKS>(works);
+        const Work &work = bars.work[slot];
+        mbarrier_wait(&bars.work_full[slot], parity_of<S::WORKS>(works));
+        if (work.item < 0) return;
+        int j = work.key_tiles - 1;
+        if (j >= 0) {
+            const CUtensorMap *maps = tma.maps[work.item];
+            const int32_t(*place)[3] = bars.place[slot];
+            auto load = [&](unsigned char *to, uint64_t *full, uint64_t *empty, int t, uint32_t n, int c) {
+                const int stage = slot_of<S::STAGES>(n);
+                mbarrier_wait(&empty[stage], parity_of<S::STAGES>(n) ^ 1);
+                mbarrier_expect(&full[stage], S::KV_BYTES);
+#pragma unroll
+                for (int p = 0; p < S::PANELS; p++)
+                    tma_load(to + stage * S::KV_BYTES + p * (S::N * 128), &maps[t], &full[stage], p * 64, c, place[t][0],
+                             place[t][1], place[t][2]);
+            };
+            int key = work.key_first + j * S::N;
+            load(k, bars.k_full, bars.k_empty, 1, turn, key);
+            const int queries = slot_of<S::QUERIES>(q_turn);
+#pragma unroll 1
+            for (int w = 0; w < S::WGS; w++) {
+                uint64_t *full = &bars.q_full[queries][w];
+                mbarrier_wait(&bars.q_empty[queries][w], parity_of<S::QUERIES>(q_turn) ^ 1);
+                mbarrier_expect(full, S::Q_BYTES);
+#pragma unroll
+                for (int p = 0; p < S::PANELS; p++)
+                    tma_load(q + (queries * S::WGS + w) * S::Q_BYTES + p * (64 * 128), &maps[0], full, p * 64,
+                             work.row + w * 64, place[0][0], place[0][1], place[0][2]);
+            }
+            q_turn++;
+#pragma unroll 1
+            for (; j > 0; j--, key -= S::N, turn++) {
+                load(k, bars.k_full, bars.k_empty, 1, turn + 1, key - S::N);
+                load(v, bars.v_full, bars.v_empty, 2, turn, key);
+            }
+            load(v, bars.v_full, bars.v_empty, 2, turn, key);
+            turn++;
+        }
+        mbarrier_arrive(&bars.work_empty[slot]);
+    }
+}
+
+} // namespace ra
+#endif
