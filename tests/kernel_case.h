@@ -176,6 +176,7 @@ typedef struct case_options {
     double amplitude;           /* of q */
     bool dropout;
     bool forbid_limits; /* no window, no key range */
+    bool causal;        /* nothing else but that */
     bool few;           /* query rows against many keys */
     double scale;       /* times the usual one; 0 means 1 */
     bool zero_scale;
@@ -438,8 +439,9 @@ static inline kernel_case *case_new(uint64_t seed, ra_dtype dtype, const case_op
     p->scale = rng_one_in(&r, 3) ? 0.25 / sqrt((double)p->head_dim) : 1 / sqrt((double)p->head_dim);
     if (o->dim) p->head_dim = o->dim;
     if (o->scale != 0 || o->zero_scale) p->scale *= o->scale;
-    p->left = p->right = RA_NO_LIMIT;
-    if (!o->forbid_limits) {
+    p->left = RA_NO_LIMIT;
+    p->right = o->causal ? 0 : RA_NO_LIMIT;
+    if (!o->forbid_limits && !o->causal) {
         if (rng_one_in(&r, 3)) p->right = rng_one_in(&r, 2) ? 0 : rng_int(&r, -5, 60);
         if (rng_one_in(&r, 4)) p->left = rng_int(&r, 0, 200);
         if (rng_one_in(&r, 4)) {

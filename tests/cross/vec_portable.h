@@ -19,7 +19,8 @@ static inline portable_vec portable_max(portable_vec a, portable_vec b) {
 }
 /* vscalefps under a mask of "x not less or equal -87" */
 static inline portable_vec portable_power(portable_vec x, portable_vec p, portable_vec n) {
-    for (int i = 0; i < 16; i++) p[i] = !(x[i] <= -87.0f) ? ldexpf(p[i], n[i] > 1000 ? 1000 : n[i] < -1000 ? -1000 : (int)n[i]) : 0.0f;
+    for (int i = 0; i < 16; i++)
+        p[i] = !(x[i] <= -87.0f) ? ldexpf(p[i], n[i] > 1000 ? 1000 : n[i] < -1000 ? -1000 : (int)n[i]) : 0.0f;
     return p;
 }
 static inline portable_vec portable_load_f16(const uint16_t *p) {
@@ -82,6 +83,7 @@ static inline void portable_tile_dot(int c, int a, int b) {
 #define TILES_OFF() portable_tiles_reset()
 #define TILE_ZERO(t) memset(portable_tiles[t], 0, sizeof portable_tiles[t])
 #define TILE_LOAD(t, p, stride) portable_tile_load(t, p, stride)
+#define TILE_STREAM(t, p, stride) portable_tile_load(t, p, stride)
 #define TILE_STORE(t, p, stride) portable_tile_store(t, p, stride)
 #define TILE_DOT(c, a, b) portable_tile_dot(c, a, b)
 

@@ -38,6 +38,8 @@ typedef struct tile_config {
 #define TILES_OFF() _tile_release()
 #define TILE_ZERO(t) _tile_zero(t)
 #define TILE_LOAD(t, p, stride) _tile_loadd(t, p, (size_t)(stride))
+/* A load that leaves the first cache to others. */
+#define TILE_STREAM(t, p, stride) _tile_stream_loadd(t, p, (size_t)(stride))
 #define TILE_STORE(t, p, stride) _tile_stored(t, p, (size_t)(stride))
 #define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
 /* 32 elements of bf16: those of low, then those of high. */
@@ -86,6 +88,12 @@ INLINE vec power_of_two(vec x) {
 }
 
 /* -------------------------------------------------------------------------------------------------------- packing */
+
+INLINE void copy_row(uint16_t *to, const uint16_t *from, int64_t dim) {
+    int64_t d = 0;
+    for (; d + 32 <= dim; d += 32) *(halves_any *)(to + d) = *(const halves_any *)(from + d);
+    for (; d < dim; d++) to[d] = from[d];
+}
 
 /* 32 rows of `width` elements, where they lie or in a copy: zeros stand for what is not there. */
 typedef struct rows32 {
@@ -154,44 +162,59 @@ static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64
 
 /* ------------------------------------------------------------------------------------------------------- products */
 
+/* Tile i of C goes where it is owed, and begins anew in the first step. */
+#define SETTLE_AND(i, offset)                                                                                                  \
+    do {                                                                                                                       \
+        if (owed_) TILE_STORE(i, owed_ + (offset), 64);                                                                        \
+        if (!first_) break;                                                                                                    \
+        if (add) TILE_LOAD(i, c + (offset), 64);                                                                               \
+        else TILE_ZERO(i);                                                                                                     \
+    } while (0)
+
 /* C = A B, or += with `add`, `depth` steps of 32 deep, of which each moves B by b_step elements; with a turn of other work
  * after every two tile products, about as much as they need to finish: in larger pieces the vector unit and the tile unit would
  * wait for each other, since the processor looks ahead some 500 instructions. The work must not touch C. `share` tells how much
- * of it a turn is. */
+ * of it a turn is.
+ *
+ * C stays in the tiles: they are owed to memory, and the next product stores each of them when it needs the tile, which hides
+ * most of what a store takes. B streams past the first cache. */
 #define PRODUCT(name, work_type, turn)                                                                                         \
-    INLINE void name(float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth, const bool add,            \
-                     work_type *work, const int64_t share) {                                                                   \
+    INLINE void name(float **owed, float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth,              \
+                     const bool add, work_type *work, const int64_t share) {                                                   \
         __asm__ volatile("" ::: "memory"); /* compilers do not know that a tile load reads memory */                           \
-        if (add) {                                                                                                             \
-            TILE_LOAD(0, c, 64);                                                                                               \
-            TILE_LOAD(1, c + 2 * SUMS, 64);                                                                                    \
-            TILE_LOAD(2, c + SUMS, 64);                                                                                        \
-            TILE_LOAD(3, c + 3 * SUMS, 64);                                                                                    \
-        } else {                                                                                                               \
-            TILE_ZERO(0);                                                                                                      \
-            TILE_ZERO(1);                                                                                                      \
-            TILE_ZERO(2);                                                                                                      \
-            TILE_ZERO(3);                                                                                                      \
-        }                                                                                                                      \
-        for (int64_t step_ = 0; step_ < depth; step_++) {                                                                      \
+        float *owed_ = *owed;                                                                                                  \
+        _Pragma("GCC unroll 4") for (int64_t step_ = 0; step_ < depth; step_++) {                                              \
+            const bool first_ = step_ == 0;                                                                                    \
             TILE_LOAD(4, a, 64);                                                                                               \
-            TILE_LOAD(6, b, 64);                                                                                               \
+            TILE_STREAM(6, b, 64);                                                                                             \
+            SETTLE_AND(0, 0);                                                                                                  \
             TILE_DOT(0, 4, 6);                                                                                                 \
-            TILE_LOAD(7, b + TILE, 64);                                                                                        \
+            TILE_STREAM(7, b + TILE, 64);                                                                                      \
+            SETTLE_AND(1, 2 * SUMS);                                                                                           \
             TILE_DOT(1, 4, 7);                                                                                                 \
             TILE_LOAD(5, a + TILE, 64);                                                                                        \
             turn(work, share);                                                                                                 \
+            SETTLE_AND(2, SUMS);                                                                                               \
             TILE_DOT(2, 5, 6);                                                                                                 \
+            SETTLE_AND(3, 3 * SUMS);                                                                                           \
             TILE_DOT(3, 5, 7);                                                                                                 \
             turn(work, share);                                                                                                 \
             a += 2 * TILE;                                                                                                     \
             b += b_step;                                                                                                       \
+            owed_ = NULL;                                                                                                      \
         }                                                                                                                      \
-        TILE_STORE(0, c, 64);                                                                                                  \
-        TILE_STORE(1, c + 2 * SUMS, 64);                                                                                       \
-        TILE_STORE(2, c + SUMS, 64);                                                                                           \
-        TILE_STORE(3, c + 3 * SUMS, 64);                                                                                       \
+        *owed = c;                                                                                                             \
     }
+
+/* Stores what is owed. */
+INLINE void settle(float **owed) {
+    if (!*owed) return;
+    TILE_STORE(0, *owed, 64);
+    TILE_STORE(1, *owed + 2 * SUMS, 64);
+    TILE_STORE(2, *owed + SUMS, 64);
+    TILE_STORE(3, *owed + 3 * SUMS, 64);
+    *owed = NULL;
+}
 
 #define NO_TURN(work, share) ((void)(work), (void)(share))
 PRODUCT(multiply, void, NO_TURN)

@@ -3,24 +3,31 @@
  *       S^T = K across(Q),  dP^T = V across(dO),  P^T = exp(S^T - lse),  dS^T = P^T (dP^T - delta)
  *       dV = P^T along(dO),  dK = dS^T along(Q)
  *
- * so that P^T and dS^T are A operands as they are; dS^T is also kept as along(dS^T), and when all squares are done dQ^T = K^T
- * along(dS^T). The scale of the scores is put on dK and dQ at the end.
+ * so that P^T and dS^T are A operands as they are; dS^T is also kept as along(dS^T), and when all squares of a block of rows are
+ * done dQ^T = K^T along(dS^T). The scale of the scores is put on dK and dQ at the end.
  *
- * A chunk is 32 keys against all rows of the tile. In a step the vector unit differentiates one square, while the tile unit
- * computes S^T and dP^T of the next square and works on dV and dK of the chunk before: as many products as the square takes,
- * wherever that is in the list of pieces (32 columns of dV or dK).
+ * The rows of a tile come in blocks. A chunk is 32 keys against all rows of a block. In a step the vector unit differentiates
+ * one square, while the tile unit computes S^T and dP^T of the next square and works on dV and dK of the chunk before: as many
+ * products as the square takes, wherever that is in the list of pieces (32 columns of dV or dK).
  */
 #include "kernels/cpu/bf16_amx.h"
 
 enum {
-    ROWS = 256,    /* of a tile */
+    BLOCK = 256,   /* rows at a time */
     COLUMNS = 512, /* keys of a tile */
 };
 
+/* Rows of a tile: one packing of its keys serves them all, and dK and dV of them are summed where they are. Short sequences have
+ * smaller tiles, so that there are enough for several workers. It depends on nothing but the problem, since the order of sums
+ * does. */
+INLINE int64_t tile_rows(const ra_problem *problem) {
+    return ra_sat_mul(problem->rows_q, problem->heads / problem->kv_heads) < 4096 ? 512 : 1024;
+}
+
 typedef struct backward_space {
     _Alignas(64) float s[2][4 * SUMS], dp[2][4 * SUMS]; /* a square, transposed */
-    _Alignas(64) uint16_t p[2][ROWS / SQUARE * 2 * TILE],
-        ds[2][ROWS / SQUARE * 2 * TILE]; /* a chunk: [rows/32][2 of keys] tiles of A */
+    _Alignas(64) uint16_t p[2][BLOCK / SQUARE * 2 * TILE],
+        ds[2][BLOCK / SQUARE * 2 * TILE]; /* a chunk: [rows/32][2 of keys] tiles of A */
     _Alignas(64) uint16_t rows[SQUARE * MAX_DIM], along[SQUARE * MAX_DIM];
     /* Laid out by backward_arrays, all in the order in which they are read. */
     uint16_t *q_across, *dout_across; /* [rows/32][32 dimensions] */
@@ -30,13 +37,14 @@ typedef struct backward_space {
     uint16_t *ds_along;               /* [rows/32][keys/32] */
     float *dk, *dv;                   /* C's tiles: [keys/32][32 dimensions] */
     float *dq;                        /* C's tiles of dQ^T: [rows/32][32 dimensions] */
-    _Alignas(64) float lse[ROWS];     /* to base 2 */
-    float delta[ROWS];
-    int32_t begin[ROWS], end[ROWS]; /* columns that a row meets */
+    _Alignas(64) float lse[BLOCK];    /* to base 2 */
+    float delta[BLOCK];
+    int32_t begin[BLOCK], end[BLOCK]; /* columns that a row meets */
+    bool summed[COLUMNS / SQUARE];    /* dk and dv of a chunk hold something */
 } backward_space;
 
 static int64_t backward_arrays(const ra_problem *problem, char *base, backward_space *f) {
-    const int64_t width = padded(problem->head_dim), rows = ra_cpu_tile_rows(problem, SQUARE, ROWS),
+    const int64_t width = padded(problem->head_dim), rows = ra_cpu_tile_rows(problem, SQUARE, BLOCK),
                   size = (int64_t)sizeof(float);
     char *at = base;
     ra_carve(&at, (int64_t)sizeof *f);
@@ -63,58 +71,64 @@ typedef struct tile_job {
     backward_space *f;
     int64_t depth;          /* of the head dimension, in squares */
     int64_t groups, chunks; /* squares of rows, of keys */
+    int64_t from, to;       /* chunks that some row meets */
     int64_t begin, end;     /* columns that every row meets */
     float scale;            /* of scores, to base 2 */
+    float *owed;            /* what the tiles hold: PRODUCT */
 } tile_job;
 
+/* Differentiation of a square. */
+typedef struct backward_work {
+    const float *s, *dp, *lse, *delta;
+    const int32_t *begin, *end;
+    uint16_t *p, *ds, *along;
+    vec scale;
+    int32_t column; /* of the first key */
+    int64_t pair;   /* pairs of keys done */
+    int64_t due;    /* that should be done, in 64ths */
+    bool masked;
+} backward_work;
+
 /* P^T and dS^T of keys 2 pair and 2 pair + 1 of a square. */
-INLINE void differentiate(const tile_job *t, int64_t chunk, int64_t group, int64_t pair, const bool masked) {
-    backward_space *f = t->f;
-    const int64_t square = chunk * t->groups + group, line = pair * 32; /* of the even key, in s and dp */
-    uint16_t *p_line = f->p[chunk & 1] + group * 2 * TILE + pair * 64,
-             *ds_line = f->ds[chunk & 1] + group * 2 * TILE + pair * 64;
-    const vec scale = splat(t->scale);
+INLINE void differentiate(const backward_work *w, int64_t pair, const bool masked) {
     halves ds_of[2];
     for (int odd = 0; odd < 2; odd++) {
         vec p[2], ds[2];
         for (int half = 0; half < 2; half++) {
-            const int64_t i = group * SQUARE + 16 * half, at = line + odd * 16 + half * 2 * SUMS;
-            p[half] = power_of_two(load(f->s[square & 1] + at) * scale - load(f->lse + i));
-            ds[half] = p[half] * (load(f->dp[square & 1] + at) - load(f->delta + i));
+            const int64_t i = 16 * half, at = pair * 32 + odd * 16 + half * 2 * SUMS;
+            p[half] = power_of_two(load(w->s + at) * w->scale - load(w->lse + i));
+            ds[half] = p[half] * (load(w->dp + at) - load(w->delta + i));
             if (masked) {
-                const ivec column = (int32_t)(chunk * SQUARE + 2 * pair + odd) - (ivec){0};
-                const ivec begin = (ivec)load((const float *)(const void *)(f->begin + i)),
-                           end = (ivec)load((const float *)(const void *)(f->end + i));
+                const ivec column = (int32_t)(w->column + 2 * pair + odd) - (ivec){0};
+                const ivec begin = (ivec)load((const float *)(const void *)(w->begin + i)),
+                           end = (ivec)load((const float *)(const void *)(w->end + i));
                 const ivec met = (column >= begin) & (column < end);
                 p[half] = (vec)((ivec)p[half] & met);
                 ds[half] = (vec)((ivec)ds[half] & met);
             }
         }
-        *(halves_any *)(p_line + odd * 32) = VEC_TO_BF16(p[0], p[1]);
+        *(halves_any *)(w->p + pair * 64 + odd * 32) = VEC_TO_BF16(p[0], p[1]);
         ds_of[odd] = VEC_TO_BF16(ds[0], ds[1]);
-        *(halves_any *)(ds_line + odd * 32) = ds_of[odd];
+        *(halves_any *)(w->ds + pair * 64 + odd * 32) = ds_of[odd];
     }
-    uint16_t *along = f->ds_along + (group * t->chunks + chunk) * 2 * TILE + pair * 32;
-    *(halves_any *)along = __builtin_shufflevector(ds_of[0], ds_of[1], 0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43,
-                                                   16, 48, 17, 49, 18, 50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59);
-    *(halves_any *)(along + TILE) =
+    *(halves_any *)(w->along + pair * 32) =
+        __builtin_shufflevector(ds_of[0], ds_of[1], 0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43, 16, 48, 17, 49,
+                                18, 50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59);
+    *(halves_any *)(w->along + pair * 32 + TILE) =
         __builtin_shufflevector(ds_of[0], ds_of[1], 4, 36, 5, 37, 6, 38, 7, 39, 12, 44, 13, 45, 14, 46, 15, 47, 20, 52, 21, 53,
                                 22, 54, 23, 55, 28, 60, 29, 61, 30, 62, 31, 63);
 }
 
-typedef struct backward_work {
-    const tile_job *t;
-    int64_t chunk, group;
-    int64_t pair; /* pairs done */
-    int64_t due;  /* pairs that should be done, in 64ths */
-    bool masked;
-} backward_work;
+/* Pairs up to `end`. */
+static __attribute__((noinline, cold)) void differentiate_masked(const backward_work work, int64_t end) {
+    for (int64_t pair = work.pair; pair < end; pair++) differentiate(&work, pair, true);
+}
 
 INLINE void differentiate_pairs(backward_work *w, int64_t end) {
-    if (w->masked)
-        for (; w->pair < end; w->pair++) differentiate(w->t, w->chunk, w->group, w->pair, true);
+    if (w->masked) differentiate_masked(*w, end);
     else
-        for (; w->pair < end; w->pair++) differentiate(w->t, w->chunk, w->group, w->pair, false);
+        for (int64_t pair = w->pair; pair < end; pair++) differentiate(w, pair, false);
+    w->pair = ra_max(w->pair, end);
 }
 
 /* The pairs of a square are dealt out to the turns of its step. */
@@ -138,8 +152,7 @@ typedef struct progress {
     int64_t chunk, piece, group;
 } progress;
 
-INLINE void add_gradients(const tile_job *t, progress *g, int64_t products, const int64_t depth, backward_work *work,
-                          int64_t rate) {
+INLINE void add_gradients(tile_job *t, progress *g, int64_t products, const int64_t depth, backward_work *work, int64_t rate) {
     backward_space *f = t->f;
     while (products > 0 && g->piece < 2 * depth) {
         const bool values = g->piece < depth;
@@ -147,55 +160,87 @@ INLINE void add_gradients(const tile_job *t, progress *g, int64_t products, cons
         float *c = (values ? f->dv : f->dk) + (g->chunk * depth + column) * 4 * SUMS;
         const uint16_t *a = (values ? f->p : f->ds)[g->chunk & 1] + g->group * 2 * TILE;
         const uint16_t *b = (values ? f->dout_along : f->q_along) + (column * t->groups + g->group) * 2 * TILE;
-        if (g->group == 0) multiply_and_differentiate(c, a, b, 2 * TILE, count, false, work, rate);
-        else multiply_and_differentiate(c, a, b, 2 * TILE, count, true, work, rate);
+        multiply_and_differentiate(&t->owed, c, a, b, 2 * TILE, count, g->group > 0 || f->summed[g->chunk], work, rate);
         products -= count;
         g->group += count;
         if (g->group < t->groups) continue;
         g->group = 0;
         g->piece++;
     }
+    f->summed[g->chunk] |= g->piece == 2 * depth;
 }
 
-INLINE void walk_tile(const tile_job *t, const int64_t depth) {
+INLINE void walk_tile(tile_job *t, const int64_t depth) {
     backward_space *f = t->f;
     backward_work nothing = {.pair = 16};
-    multiply(SQUARE_SCORES(t, 0, 0, depth), false, NULL, 0);
-    multiply(SQUARE_SLOPES(t, 0, 0, depth), false, NULL, 0);
-    for (int64_t chunk = 0; chunk < t->chunks; chunk++) {
+    const vec scale = splat(t->scale);
+    multiply(&t->owed, SQUARE_SCORES(t, t->from, 0, depth), false, NULL, 0);
+    multiply(&t->owed, SQUARE_SLOPES(t, t->from, 0, depth), false, NULL, 0);
+    settle(&t->owed);
+    for (int64_t chunk = t->from; chunk < t->to; chunk++) {
         progress gradients = {.chunk = chunk - 1};
         for (int64_t group = 0; group < t->groups; group++) {
             const bool last = group + 1 == t->groups;
-            const int64_t rate = ra_ceil_div(16 * 64, (chunk > 0 ? 8 : 4) * depth); /* pairs of a turn, in 64ths */
-            backward_work work = {
-                .t = t, .chunk = chunk, .group = group, .masked = t->begin > chunk * SQUARE || t->end < (chunk + 1) * SQUARE};
-            if (!last || chunk + 1 < t->chunks) {
-                multiply_and_differentiate(SQUARE_SCORES(t, chunk + last, last ? 0 : group + 1, depth), false, &work, rate);
-                multiply_and_differentiate(SQUARE_SLOPES(t, chunk + last, last ? 0 : group + 1, depth), false, &work, rate);
+            const int64_t rate = ra_ceil_div(16 * 64, (chunk > t->from ? 8 : 4) * depth); /* pairs of a turn, in 64ths */
+            const int64_t square = chunk * t->groups + group;
+            backward_work work = {.s = f->s[square & 1],
+                                  .dp = f->dp[square & 1],
+                                  .lse = f->lse + group * SQUARE,
+                                  .delta = f->delta + group * SQUARE,
+                                  .begin = f->begin + group * SQUARE,
+                                  .end = f->end + group * SQUARE,
+                                  .p = f->p[chunk & 1] + group * 2 * TILE,
+                                  .ds = f->ds[chunk & 1] + group * 2 * TILE,
+                                  .along = f->ds_along + (group * t->chunks + chunk) * 2 * TILE,
+                                  .scale = scale,
+                                  .column = (int32_t)(chunk * SQUARE),
+                                  .masked = t->begin > chunk * SQUARE || t->end < (chunk + 1) * SQUARE};
+            if (!last || chunk + 1 < t->to) {
+                multiply_and_differentiate(&t->owed, SQUARE_SCORES(t, chunk + last, last ? 0 : group + 1, depth), false, &work,
+                                           rate);
+                multiply_and_differentiate(&t->owed, SQUARE_SLOPES(t, chunk + last, last ? 0 : group + 1, depth), false, &work,
+                                           rate);
             }
-            if (chunk > 0) add_gradients(t, &gradients, 2 * depth, depth, &work, rate);
+            if (chunk > t->from) add_gradients(t, &gradients, 2 * depth, depth, &work, rate);
+            else settle(&t->owed);
             differentiate_pairs(&work, 16);
         }
     }
-    progress gradients = {.chunk = t->chunks - 1};
+    progress gradients = {.chunk = t->to - 1};
     add_gradients(t, &gradients, INT64_MAX, depth, &nothing, 0);
     for (int64_t d = 0; d < depth; d++)
         for (int64_t g = 0; g < t->groups; g++)
-            multiply(f->dq + (g * depth + d) * 4 * SUMS, f->k_turned + d * t->chunks * 2 * TILE,
-                     f->ds_along + g * t->chunks * 2 * TILE, 2 * TILE, t->chunks, false, NULL, 0);
+            multiply(&t->owed, f->dq + (g * depth + d) * 4 * SUMS, f->k_turned + (d * t->chunks + t->from) * 2 * TILE,
+                     f->ds_along + (g * t->chunks + t->from) * 2 * TILE, 2 * TILE, t->to - t->from, false, NULL, 0);
+    settle(&t->owed);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- tiles */
 
-static void load_rows(backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
-                      int64_t first, int64_t last) {
+/* Does every row meet every key? (Intervals move up with the position.) */
+static bool meet_all(const ra_place *place, int64_t begin, int64_t end, int64_t first, int64_t last) {
+    int64_t low[2], high[2];
+    ra_place_interval(place, begin, &low[0], &high[0]);
+    ra_place_interval(place, end - 1, &low[1], &high[1]);
+    return ra_max(low[0], low[1]) <= first && ra_min(high[0], high[1]) >= last;
+}
+
+/* Rows [begin, end) of a tile with keys [first, last). False if they meet none. */
+static bool load_block(tile_job *t, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
+                       int64_t first, int64_t last) {
+    backward_space *f = t->f;
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, all = padded(rows);
+    int64_t lowest = last - first, highest = 0;
+    t->groups = all / SQUARE;
+    t->begin = 0;
+    t->end = t->chunks * SQUARE;
+    const bool whole = meet_all(place, begin, end, first, last);
     for (int64_t i = 0; i < all; i++) {
         const int64_t r = begin + i;
-        int64_t low = 0, high = 0;
+        int64_t low = 0, high = last;
         float lse = -INFINITY, delta = 0;
         if (i < rows) {
-            ra_place_interval(place, r, &low, &high);
+            if (!whole) ra_place_interval(place, r, &low, &high);
             lse = ((const float *)step->lse.data)[ra_place_at(place, &step->lse, r)];
             delta = ((const float *)step->delta.data)[ra_place_at(place, &step->delta, r)];
         }
@@ -206,20 +251,30 @@ static void load_rows(backward_space *f, const ra_backward_step *step, const ra_
         f->delta[i] = meets ? delta : 0;
         f->begin[i] = meets ? (int32_t)low : 0;
         f->end[i] = meets ? (int32_t)high : 0;
+        t->begin = ra_max(t->begin, f->begin[i]);
+        t->end = ra_min(t->end, f->end[i]);
+        if (!meets) continue;
+        lowest = ra_min(lowest, low);
+        highest = ra_max(highest, high);
     }
+    t->from = lowest / SQUARE;
+    t->to = ra_ceil_div(highest, SQUARE);
+    if (lowest >= highest) return false;
     for (int pass = 0; pass < 2; pass++) {
         const ra_tensor *tensor = pass ? &step->dout : &step->q;
         for (int64_t i = 0; i < all; i += SQUARE) {
-            memset(f->rows, 0, (size_t)(SQUARE * width) * 2);
-            for (int64_t j = i; j < i + SQUARE; j++)
+            for (int64_t j = i; j < i + SQUARE; j++) {
+                uint16_t *line = f->rows + (j - i) * width;
                 if (f->begin[j] < f->end[j])
-                    memcpy(f->rows + (j - i) * width, (const uint16_t *)tensor->data + ra_place_at(place, tensor, begin + j),
-                           (size_t)dim * 2);
+                    copy_row(line, (const uint16_t *)tensor->data + ra_place_at(place, tensor, begin + j), dim);
+                else memset(line, 0, (size_t)dim * 2);
+            }
             pack_across((pass ? f->dout_across : f->q_across) + i * width, (rows32){f->rows, width}, width);
             pack_along((pass ? f->dout_along : f->q_along) + i / SQUARE * 2 * TILE, (rows32){f->rows, width}, width,
                        all / SQUARE * 2 * TILE);
         }
     }
+    return true;
 }
 
 static void pack_keys_backward(backward_space *f, const ra_place *place, int64_t first, int64_t last) {
@@ -244,11 +299,9 @@ INLINE void add_row(float *to, const float *from, int64_t step, float factor, in
     for (; d < dim; d++) to[d] += *from++ * factor;
 }
 
-static void store_gradients(const backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin,
-                            int64_t end, int64_t first, int64_t last) {
-    const ra_item *item = place->item;
+static void store_queries(const backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin,
+                          int64_t end) {
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin;
-    const float scale = (float)place->problem->scale;
     for (int64_t i = 0; i < rows; i += SQUARE) {
         float turned[MAX_DIM / 16][2][SUMS]; /* [16 dimensions][half] of [column][dimension] */
         for (int64_t d = 0; d < width / 16; d++)
@@ -258,45 +311,71 @@ static void store_gradients(const backward_space *f, const ra_backward_step *ste
             const int64_t r = i + row_of_column(c);
             if (r < rows)
                 add_row((float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, begin + r),
-                        turned[0][c / 16] + c % 16 * 16, 2 * SUMS, scale, dim);
+                        turned[0][c / 16] + c % 16 * 16, 2 * SUMS, (float)place->problem->scale, dim);
         }
     }
+}
+
+static void store_keys(const backward_space *f, const ra_place *place, int64_t first, int64_t last) {
+    const ra_item *item = place->item;
+    const int64_t dim = place->problem->head_dim, width = padded(dim);
     for (int64_t c = 0; c < last - first; c++) {
+        if (!f->summed[c / SQUARE]) continue;
         const int64_t at = c / SQUARE * SQUARE * width + c % SQUARE * 16;
-        add_row((float *)item->dk_view.data + ra_place_key_at(place, &item->dk_view, first + c), f->dk + at, 2 * SUMS, scale,
-                dim);
+        add_row((float *)item->dk_view.data + ra_place_key_at(place, &item->dk_view, first + c), f->dk + at, 2 * SUMS,
+                (float)place->problem->scale, dim);
         add_row((float *)item->dv_view.data + ra_place_key_at(place, &item->dv_view, first + c), f->dv + at, 2 * SUMS, 1, dim);
     }
+}
+
+static bool keys_finite(const backward_space *f, int64_t chunks, int64_t width) {
+    for (int64_t c = 0; c < chunks; c++)
+        if (f->summed[c] &&
+            !(all_finite(f->dk + c * SQUARE * width, SQUARE * width) && all_finite(f->dv + c * SQUARE * width, SQUARE * width)))
+            return false;
+    return true;
 }
 
 static void backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
                           int64_t last, void *scratch) {
     backward_space *f = scratch;
     const ra_problem *problem = place->problem;
-    const int64_t width = padded(problem->head_dim), rows = padded(end - begin), keys = padded(last - first);
+    const int64_t width = padded(problem->head_dim);
     tile_job t = {.f = f,
                   .depth = width / SQUARE,
-                  .groups = rows / SQUARE,
-                  .chunks = keys / SQUARE,
-                  .end = keys,
+                  .chunks = ra_ceil_div(last - first, SQUARE),
                   .scale = (float)(problem->scale * LOG2_E)};
+    uint32_t stored = 0; /* blocks whose dQ is in its place */
+    bool finite = true;
     backward_arrays(problem, scratch, f);
-    load_rows(f, step, place, begin, end, first, last);
-    for (int64_t i = 0; i < rows; i++) {
-        t.begin = ra_max(t.begin, f->begin[i]);
-        t.end = ra_min(t.end, f->end[i]);
-    }
+    memset(f->rows, 0, sizeof f->rows);
+    memset(f->summed, 0, sizeof f->summed);
     pack_keys_backward(f, place, first, last);
     TILES_ON();
-    switch (t.depth) { /* the common head dimensions have their own code */
-    case 2: walk_tile(&t, 2); break;
-    case 4: walk_tile(&t, 4); break;
-    default: walk_tile(&t, t.depth);
+    for (int64_t row = begin; row < end; row += BLOCK) {
+        const int64_t block_end = ra_min(row + BLOCK, end);
+        if (!load_block(&t, step, place, row, block_end, first, last)) continue;
+        switch (t.depth) { /* the common head dimensions have their own code */
+        case 2: walk_tile(&t, 2); break;
+        case 4: walk_tile(&t, 4); break;
+        default: walk_tile(&t, t.depth);
+        }
+        if (all_finite(f->dq, t.groups * SQUARE * width)) {
+            store_queries(f, step, place, row, block_end);
+            stored |= 1u << (row - begin) / BLOCK;
+        } else finite = false;
     }
     TILES_OFF();
-    if (all_finite(f->dk, keys * width) && all_finite(f->dv, keys * width) && all_finite(f->dq, rows * width))
-        store_gradients(f, step, place, begin, end, first, last);
-    else ra_scalar_backward_tile(step, place, begin, end, first, last, scratch);
+    if (finite && keys_finite(f, t.chunks, width)) {
+        store_keys(f, place, first, last);
+        return;
+    }
+    for (int64_t row = begin; row < end; row += BLOCK) {
+        float nowhere[MAX_DIM] = {0};
+        ra_backward_step other = *step;
+        if (stored >> (row - begin) / BLOCK & 1) other.dq_acc = (ra_tensor){.data = nowhere};
+        ra_scalar_backward_tile(&other, place, row, ra_min(row + BLOCK, end), first, last, scratch);
+    }
 }
 
 int64_t ra_amx_backward_scratch(const ra_problem *problem, int workers) {
@@ -307,5 +386,5 @@ int64_t ra_amx_backward_scratch(const ra_problem *problem, int workers) {
 
 ra_status ra_amx_backward(const ra_backward_step *step) {
     if (left_to_avx512(step->problem)) return ra_avx512_backward(step);
-    return ra_cpu_backward(step, backward_tile, ROWS, COLUMNS, ra_amx_backward_scratch(step->problem, 1));
+    return ra_cpu_backward(step, backward_tile, tile_rows(step->problem), COLUMNS, ra_amx_backward_scratch(step->problem, 1));
 }

@@ -17,8 +17,8 @@
 enum {
     STRIP = SQUARE,
     QUERIES = 1024,  /* rows of a tile at most: what one packing of K and V serves */
-    SUMMED = 65536,  /* elements of acc at most */
-    PACKED = 131072, /* elements of K (and of V) that are packed at a time: with acc and q, half of a second cache of 2 MiB */
+    SUMMED = 131072, /* elements of acc at most */
+    PACKED = 131072, /* elements of K (and of V) that are packed at a time: they stay in the second cache */
 };
 
 /* Rows of a tile at most. */
@@ -70,6 +70,7 @@ typedef struct strip {
     int64_t begin, end; /* packed columns that every row meets */
     float scale;        /* of scores, to base 2 */
     bool shrunk;        /* some row's shrink is not 1 */
+    float *owed;        /* what the tiles hold: PRODUCT */
     const ra_place *place;
     int64_t *ahead, ahead_end, fetch; /* the next key to fetch, their end, how many a step */
 } strip;
@@ -205,7 +206,8 @@ INLINE void fetch_ahead(strip *t) {
 
 /* A step has 4 depth turns, for 32 rows. */
 INLINE void walk(strip *t, const int64_t depth, const int64_t rows) {
-    multiply(SCORES_OF(t, 0, depth), false, NULL, 0);
+    multiply(&t->owed, SCORES_OF(t, 0, depth), false, NULL, 0);
+    settle(&t->owed);
     for (int64_t step = 0; step < t->steps; step++) {
         const int64_t block = step / depth, piece = step % depth, column = (t->from + step) * SQUARE;
         forward_work work = {.t = t,
@@ -217,17 +219,19 @@ INLINE void walk(strip *t, const int64_t depth, const int64_t rows) {
                              .step = step,
                              .masked = t->begin > column || t->end < column + SQUARE};
         fetch_ahead(t);
-        if (step + 1 < t->steps) multiply_and_weigh(SCORES_OF(t, step + 1, depth), false, &work, rows);
-        if (block > 0) multiply_and_weigh(VALUES_OF(t, block - 1, piece, depth, depth), true, &work, rows);
+        if (step + 1 < t->steps) multiply_and_weigh(&t->owed, SCORES_OF(t, step + 1, depth), false, &work, rows);
+        if (block > 0) multiply_and_weigh(&t->owed, VALUES_OF(t, block - 1, piece, depth, depth), true, &work, rows);
+        else settle(&t->owed);
         while (work.row < STRIP) weigh_rows(&work, rows);
         if (piece + 1 < depth && step + 1 < t->steps) continue;
         for (int64_t rest = piece + 1; block > 0 && rest < depth; rest++)
-            multiply(VALUES_OF(t, block - 1, rest, depth, depth), true, NULL, 0);
-        if (t->shrunk) shrink_rows(t);
+            multiply(&t->owed, VALUES_OF(t, block - 1, rest, depth, depth), true, NULL, 0);
+        if (t->shrunk) settle(&t->owed), shrink_rows(t);
     }
     const int64_t block = (t->steps - 1) / depth;
     for (int64_t piece = 0; piece < depth; piece++)
-        multiply(VALUES_OF(t, block, piece, depth, t->steps - block * depth), true, NULL, 0);
+        multiply(&t->owed, VALUES_OF(t, block, piece, depth, t->steps - block * depth), true, NULL, 0);
+    settle(&t->owed);
 }
 
 /* Rows [row, row + STRIP) against the packed keys [first, last). */
@@ -278,12 +282,15 @@ static void load_state(forward_space *f, const ra_forward_step *step, const ra_p
     const float *acc = (const float *)step->acc.data + ra_place_at(place, &step->acc, r);
     f->base[i] = (float)base;
     f->l[i] = (double)((const float *)step->l.data)[ra_place_at(place, &step->l, r)] * (double)factor;
-    for (int64_t d = 0; d < dim; d++) acc_at(f, i, d / 16 * 16, width)[d % 16] = acc[d] * factor;
+    int64_t d = 0;
+    for (; d + 16 <= dim; d += 16) store(acc_at(f, i, d, width), load(acc + d) * splat(factor));
+    for (; d < dim; d++) acc_at(f, i, d / 16 * 16, width)[d % 16] = acc[d] * factor;
 }
 
 static void load_queries(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end) {
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, all = padded(rows);
     memset(f->acc, 0, (size_t)(all * width) * sizeof(float));
+    memset(f->rows, 0, sizeof f->rows); /* what fills up the lines stays zero */
     for (int64_t i = 0; i < all; i++) {
         const int64_t r =
             begin + ra_min(i, rows - 1); /* what fills up the last strip meets what the last row meets, and goes nowhere */
@@ -291,8 +298,7 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
         f->l[i] = 0;
         f->base[i] = -INFINITY;
         ra_place_interval(place, r, &f->begin[i], &f->end[i]);
-        memcpy(f->rows + i % SQUARE * width, (const uint16_t *)step->q.data + ra_place_at(place, &step->q, r), (size_t)dim * 2);
-        memset(f->rows + i % SQUARE * width + dim, 0, (size_t)(width - dim) * 2);
+        copy_row(f->rows + i % SQUARE * width, (const uint16_t *)step->q.data + ra_place_at(place, &step->q, r), dim);
         if (i < rows && !step->single) load_state(f, step, place, i, r);
         if (i % SQUARE == SQUARE - 1) pack_rows(f->q + (i - SQUARE + 1) * width, (rows32){f->rows, width}, width);
     }

@@ -63,10 +63,11 @@ INLINE float max_of(vec x) {
 }
 
 static bool all_finite(const float *x, int64_t count) {
-    vec zero = splat(0);
+    vec zero[4] = {splat(0), splat(0), splat(0), splat(0)};
     int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) zero += load(x + i) * splat(0);
-    float sum = sum_of(zero);
+    for (; i + 4 * LANES <= count; i += 4 * LANES)
+        for (int j = 0; j < 4; j++) zero[j] += load(x + i + j * LANES) * splat(0);
+    float sum = sum_of(zero[0] + zero[1] + zero[2] + zero[3]);
     for (; i < count; i++) sum += x[i] * 0;
     return sum == 0;
 }
