@@ -11,6 +11,7 @@ typedef struct rows_job {
     int64_t rows, heads, chunk;
     bool single;
     void (*row)(const struct rows_job *job, int64_t batch, int64_t row, int64_t head);
+    void (*rows_at_once)(const struct rows_job *job, int64_t batch, int64_t begin, int64_t end); /* NULL: one by one */
 } rows_job;
 
 static int64_t at(const ra_tensor *t, int64_t batch, int64_t row, int64_t head) {
@@ -26,6 +27,10 @@ static void rows_task(void *arg, int64_t index, int worker) {
     const rows_job *job = arg;
     const int64_t chunks = ra_ceil_div(job->rows, job->chunk);
     const int64_t batch = index / chunks, begin = index % chunks * job->chunk, end = ra_min(begin + job->chunk, job->rows);
+    if (job->rows_at_once) {
+        job->rows_at_once(job, batch, begin, end);
+        return;
+    }
     for (int64_t row = begin; row < end; row++)
         for (int64_t head = 0; head < job->heads; head++) job->row(job, batch, row, head);
 }
@@ -38,10 +43,8 @@ static void run(rows_job *job, ra_workers *workers) {
 
 static void store(const ra_tensor *t, ra_dtype dtype, int64_t batch, int64_t row, int64_t head, double value) {
     const int64_t i = at(t, batch, row, head);
-    if (dtype == RA_F64)
-        ((double *)t->data)[i] = value;
-    else
-        ((float *)t->data)[i] = (float)value;
+    if (dtype == RA_F64) ((double *)t->data)[i] = value;
+    else ((float *)t->data)[i] = (float)value;
 }
 
 static double load(const ra_tensor *t, ra_dtype dtype, int64_t batch, int64_t row, int64_t head) {
@@ -60,10 +63,16 @@ static void fill_row(const rows_job *job, int64_t batch, int64_t row, int64_t he
     if (!job->single) store(&job->c, dtype, batch, row, head, 0);
 }
 
-void ra_rows_fill(const ra_problem *problem, ra_workers *workers, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc, ra_tensor m,
-                  ra_tensor l) {
-    rows_job job = {.problem = problem, .a = single ? out : acc, .b = single ? lse : m, .c = l, .rows = problem->rows_q,
-                    .heads = problem->heads, .single = single, .row = fill_row};
+void ra_rows_fill(const ra_problem *problem, ra_workers *workers, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc,
+                  ra_tensor m, ra_tensor l) {
+    rows_job job = {.problem = problem,
+                    .a = single ? out : acc,
+                    .b = single ? lse : m,
+                    .c = l,
+                    .rows = problem->rows_q,
+                    .heads = problem->heads,
+                    .single = single,
+                    .row = fill_row};
     run(&job, workers);
 }
 
@@ -92,37 +101,71 @@ static void finish_row(const rows_job *job, int64_t batch, int64_t row, int64_t 
 
 void ra_rows_finish(const ra_problem *problem, ra_workers *workers, ra_tensor acc, ra_tensor m, ra_tensor l, ra_tensor out,
                     ra_tensor lse) {
-    rows_job job = {.problem = problem, .a = acc, .b = m, .c = l, .d = out, .e = lse, .rows = problem->rows_q,
-                    .heads = problem->heads, .row = finish_row};
+    rows_job job = {.problem = problem,
+                    .a = acc,
+                    .b = m,
+                    .c = l,
+                    .d = out,
+                    .e = lse,
+                    .rows = problem->rows_q,
+                    .heads = problem->heads,
+                    .row = finish_row};
     run(&job, workers);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- delta */
 
+/* sum += x y, 16-bit elements that `widen` makes f32: products are exact in it, and each of 16 sums has few of them. */
+#define SUM_OF_HALVES(sum, x, y, dim, widen)                                                                                   \
+    do {                                                                                                                       \
+        float part_[16] = {0};                                                                                                 \
+        int64_t d_ = 0;                                                                                                        \
+        for (; d_ + 16 <= (dim); d_ += 16)                                                                                     \
+            for (int i_ = 0; i_ < 16; i_++) part_[i_] += widen((x)[d_ + i_]) * widen((y)[d_ + i_]);                            \
+        for (int i_ = 0; d_ < (dim); d_++, i_++) part_[i_] += widen((x)[d_]) * widen((y)[d_]);                                 \
+        for (int i_ = 0; i_ < 8; i_++) part_[i_] += part_[i_ + 8];                                                             \
+        for (int i_ = 0; i_ < 4; i_++) (sum) += (double)part_[i_] + (double)part_[i_ + 4];                                     \
+    } while (0)
+
 /* a: dout, b: out, c: dlse, d: delta. Summed in double: delta is subtracted from what nearly equals it. */
 static void delta_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
     const ra_dtype dtype = job->problem->dtype;
     const int64_t size = (int64_t)ra_dtype_size(dtype), dim = job->problem->head_dim;
+    const void *a = element(&job->a, size, batch, row, head), *b = element(&job->b, size, batch, row, head);
     double sum = 0;
     if (dtype == RA_F64) {
-        const double *x = element(&job->a, size, batch, row, head), *y = element(&job->b, size, batch, row, head);
+        const double *x = a, *y = b;
         for (int64_t d = 0; d < dim; d++) sum += x[d] * y[d];
+    } else if (dtype == RA_F32) {
+        const float *x = a, *y = b;
+        double part[4] = {0};
+        const int64_t whole = dim / 4 * 4;
+        for (int64_t d = 0; d < whole; d += 4)
+            for (int i = 0; i < 4; i++) part[i] += (double)x[d + i] * (double)y[d + i];
+        for (int64_t d = whole; d < dim; d++) part[d - whole] += (double)x[d] * (double)y[d];
+        sum = (part[0] + part[2]) + (part[1] + part[3]);
+    } else if (dtype == RA_BF16) {
+        const uint16_t *x = a, *y = b;
+        SUM_OF_HALVES(sum, x, y, dim, ra_bf16_to_f32);
     } else {
         float x[256], y[256];
-        ra_convert(x, RA_F32, element(&job->a, size, batch, row, head), dtype, dim);
-        ra_convert(y, RA_F32, element(&job->b, size, batch, row, head), dtype, dim);
-        double part[4] = {0};
-        for (int64_t d = dim; d < ra_round_up(dim, 4); d++) x[d] = y[d] = 0;
-        for (int64_t d = 0; d < dim; d += 4)
-            for (int i = 0; i < 4; i++) part[i] += (double)x[d + i] * (double)y[d + i];
-        sum = (part[0] + part[2]) + (part[1] + part[3]);
+        ra_convert(x, RA_F32, a, dtype, dim);
+        ra_convert(y, RA_F32, b, dtype, dim);
+        SUM_OF_HALVES(sum, x, y, dim, (float));
     }
     if (job->c.data) sum -= load(&job->c, dtype, batch, row, head);
     store(&job->d, dtype, batch, row, head, sum);
 }
 
-void ra_rows_delta(const ra_problem *problem, ra_workers *workers, ra_tensor dout, ra_tensor out, ra_tensor dlse, ra_tensor delta) {
-    rows_job job = {.problem = problem, .a = dout, .b = out, .c = dlse, .d = delta, .rows = problem->rows_q, .heads = problem->heads,
+void ra_rows_delta(const ra_problem *problem, ra_workers *workers, ra_tensor dout, ra_tensor out, ra_tensor dlse,
+                   ra_tensor delta) {
+    rows_job job = {.problem = problem,
+                    .a = dout,
+                    .b = out,
+                    .c = dlse,
+                    .d = delta,
+                    .rows = problem->rows_q,
+                    .heads = problem->heads,
                     .row = delta_row};
     run(&job, workers);
 }
@@ -133,10 +176,24 @@ void ra_rows_delta(const ra_problem *problem, ra_workers *workers, ra_tensor dou
 static void convert_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
     const ra_dtype dtype = job->problem->dtype;
     ra_convert(element(&job->a, (int64_t)ra_dtype_size(dtype), batch, row, head), dtype,
-               element(&job->b, ra_state_size(dtype), batch, row, head), dtype == RA_F64 ? RA_F64 : RA_F32, job->problem->head_dim);
+               element(&job->b, ra_state_size(dtype), batch, row, head), dtype == RA_F64 ? RA_F64 : RA_F32,
+               job->problem->head_dim);
 }
 
-void ra_rows_convert(const ra_problem *problem, ra_workers *workers, ra_tensor dst, ra_tensor src, int64_t rows, int64_t heads) {
+/* Rows of which both sides lie in one piece. */
+static void convert_rows(const rows_job *job, int64_t batch, int64_t begin, int64_t end) {
+    const ra_dtype dtype = job->problem->dtype;
+    ra_convert(element(&job->a, (int64_t)ra_dtype_size(dtype), batch, begin, 0), dtype,
+               element(&job->b, ra_state_size(dtype), batch, begin, 0), dtype == RA_F64 ? RA_F64 : RA_F32,
+               (end - begin) * job->heads * job->problem->head_dim);
+}
+
+static bool in_one_piece(const ra_tensor *t, int64_t heads, int64_t dim) { return t->head == dim && t->row == heads * dim; }
+
+void ra_rows_convert(const ra_problem *problem, ra_workers *workers, ra_tensor dst, ra_tensor src, int64_t rows,
+                     int64_t heads) {
     rows_job job = {.problem = problem, .a = dst, .b = src, .rows = rows, .heads = heads, .row = convert_row};
+    if (in_one_piece(&dst, heads, problem->head_dim) && in_one_piece(&src, heads, problem->head_dim))
+        job.rows_at_once = convert_rows;
     run(&job, workers);
 }
