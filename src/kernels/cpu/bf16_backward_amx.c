@@ -170,7 +170,7 @@ INLINE void add_gradients(tile_job *t, progress *g, int64_t products, const int6
     f->summed[g->chunk] |= g->piece == 2 * depth;
 }
 
-INLINE void walk_tile(tile_job *t, const int64_t depth) {
+INLINE void walk_block(tile_job *t, const int64_t depth) {
     backward_space *f = t->f;
     backward_work nothing = {.pair = 16};
     const vec scale = splat(t->scale);
@@ -356,9 +356,9 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
         const int64_t block_end = ra_min(row + BLOCK, end);
         if (!load_block(&t, step, place, row, block_end, first, last)) continue;
         switch (t.depth) { /* the common head dimensions have their own code */
-        case 2: walk_tile(&t, 2); break;
-        case 4: walk_tile(&t, 4); break;
-        default: walk_tile(&t, t.depth);
+        case 2: walk_block(&t, 2); break;
+        case 4: walk_block(&t, 4); break;
+        default: walk_block(&t, t.depth);
         }
         if (all_finite(f->dq, t.groups * SQUARE * width)) {
             store_queries(f, step, place, row, block_end);

@@ -226,7 +226,10 @@ INLINE void walk(strip *t, const int64_t depth, const int64_t rows) {
         if (piece + 1 < depth && step + 1 < t->steps) continue;
         for (int64_t rest = piece + 1; block > 0 && rest < depth; rest++)
             multiply(&t->owed, VALUES_OF(t, block - 1, rest, depth, depth), true, NULL, 0);
-        if (t->shrunk) settle(&t->owed), shrink_rows(t);
+        if (t->shrunk) {
+            settle(&t->owed);
+            shrink_rows(t);
+        }
     }
     const int64_t block = (t->steps - 1) / depth;
     for (int64_t piece = 0; piece < depth; piece++)

@@ -127,7 +127,7 @@ void ra_rows_finish(const ra_problem *problem, ra_workers *workers, ra_tensor ac
         for (int i_ = 0; i_ < 4; i_++) (sum) += (double)part_[i_] + (double)part_[i_ + 4];                                     \
     } while (0)
 
-/* a: dout, b: out, c: dlse, d: delta. Summed in double: delta is subtracted from what nearly equals it. */
+/* a: dout, b: out, c: dlse, d: delta. f32 is summed in double: delta is subtracted from what nearly equals it. */
 static void delta_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
     const ra_dtype dtype = job->problem->dtype;
     const int64_t size = (int64_t)ra_dtype_size(dtype), dim = job->problem->head_dim;
@@ -173,19 +173,17 @@ void ra_rows_delta(const ra_problem *problem, ra_workers *workers, ra_tensor dou
 /* -------------------------------------------------------------------------------------------------------- convert */
 
 /* a: dst, b: src */
-static void convert_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
+static void convert(const rows_job *job, int64_t batch, int64_t row, int64_t head, int64_t count) {
     const ra_dtype dtype = job->problem->dtype;
     ra_convert(element(&job->a, (int64_t)ra_dtype_size(dtype), batch, row, head), dtype,
-               element(&job->b, ra_state_size(dtype), batch, row, head), dtype == RA_F64 ? RA_F64 : RA_F32,
-               job->problem->head_dim);
+               element(&job->b, ra_state_size(dtype), batch, row, head), dtype == RA_F64 ? RA_F64 : RA_F32, count);
 }
-
+static void convert_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
+    convert(job, batch, row, head, job->problem->head_dim);
+}
 /* Rows of which both sides lie in one piece. */
 static void convert_rows(const rows_job *job, int64_t batch, int64_t begin, int64_t end) {
-    const ra_dtype dtype = job->problem->dtype;
-    ra_convert(element(&job->a, (int64_t)ra_dtype_size(dtype), batch, begin, 0), dtype,
-               element(&job->b, ra_state_size(dtype), batch, begin, 0), dtype == RA_F64 ? RA_F64 : RA_F32,
-               (end - begin) * job->heads * job->problem->head_dim);
+    convert(job, batch, begin, 0, (end - begin) * job->heads * job->problem->head_dim);
 }
 
 static bool in_one_piece(const ra_tensor *t, int64_t heads, int64_t dim) { return t->head == dim && t->row == heads * dim; }
