@@ -87,6 +87,64 @@ static void a_rank_that_stops_at_any_step_is_named_by_all_survivors_within_the_t
     print_message("%d stops, all named; %d survivors of %d with a sentence of their own\n", count, differing, survivors);
 }
 
+static void wait_for_all(rank_run *run) {
+    int all[MOST_RANKS];
+    if (run->link) note_failure(run, ra_link_allgather(run->link, &run->rank, all, sizeof run->rank, "plan"));
+}
+
+/* Rank 1 of three falls silent for `seconds` while no message is in flight. */
+static void fall_silent(group *g, bool in_a_call, double seconds) {
+    const ra_fault silence = {.kind = RA_FAULT_STOP, .sends = true, .receives = true, .control = true};
+    run_ranks(g, wait_for_all, NULL);
+    for (int rank = 0; rank < 3 && in_a_call; rank++) ra_link_begin(g->links[rank], "forward");
+    ra_fault_set(g->faults[1], &silence);
+    for (double until = seconds_now() + seconds; seconds_now() < until; sleep_for(0.01)) {
+        bool whole = false;
+        for (int rank = 0; rank < 3; rank += 2) whole |= ra_link_poll(g->links[rank]);
+        if (!whole) return;
+    }
+}
+
+static void a_rank_that_falls_silent_in_a_call_is_named_by_those_that_only_compute(void **state) {
+    group g;
+    group_open(&g, *(const group_kind *)*state, 3, timeout);
+    fall_silent(&g, true, timeout + 1);
+    for (int rank = 0; rank < 3; rank += 2) {
+        assert_int_equal(ra_link_status(g.links[rank]), RA_TIMEOUT);
+        assert_non_null(strstr(ra_last_error(), "rank 1 has been silent for"));
+        assert_non_null(strstr(ra_last_error(), "(forward, step 0; noticed by rank"));
+    }
+    group_close(&g);
+}
+
+/* It may be busy, or at its program's end; and one that beats only from inside calls may be so during a call of others. */
+static void a_silent_rank_harms_nobody_who_needs_nothing_of_it(void **state) {
+    (void)state;
+    for (int kind = 0; kind < GROUP_KINDS; kind++) {
+        group g;
+        group_open(&g, (group_kind)kind, 3, timeout);
+        fall_silent(&g, kind == OVER_CALLER_THREAD, 2 * timeout + RA_LINK_GRACE);
+        for (int rank = 0; rank < 3; rank++) assert_int_equal(ra_link_status(g.links[rank]), RA_OK);
+        group_close(&g);
+    }
+}
+
+static void a_rank_that_is_through_with_a_call_and_leaves_harms_nobody(void **state) {
+    group g;
+    group_open(&g, *(const group_kind *)*state, 3, timeout);
+    run_ranks(&g, wait_for_all, NULL);
+    for (int rank = 0; rank < 3; rank++) ra_link_begin(g.links[rank], "forward");
+    ra_link_end(g.links[1]);
+    ra_link_destroy(g.links[1]);
+    g.links[1] = NULL;
+    sleep_for(2 * timeout + RA_LINK_GRACE);
+    for (int rank = 0; rank < 3; rank += 2) {
+        assert_true(ra_link_poll(g.links[rank]));
+        assert_int_equal(ra_link_status(g.links[rank]), RA_OK);
+    }
+    group_close(&g);
+}
+
 static void run_all(rank_run *run) {
     note_failure(run, pass_around(run->link, run->arg));
     EXPECT(run, run->status == RA_OK);
@@ -138,11 +196,6 @@ static void a_rank_whose_every_operation_takes_most_of_the_timeout_raises_no_ala
 
 /* -------------------------------------------------------------------------------------------------------------------
  * arrival */
-
-static void wait_for_all(rank_run *run) {
-    int all[MOST_RANKS];
-    if (run->link) note_failure(run, ra_link_allgather(run->link, &run->rank, all, sizeof run->rank, "plan"));
-}
 
 static void a_rank_that_never_arrives_is_named_after_the_start_timeout(void **state) {
     (void)state;
@@ -503,6 +556,8 @@ static const struct {
 #define OVER_BOTH(test)                                                                                                        \
     { #test, test }
     OVER_BOTH(a_rank_that_stops_at_any_step_is_named_by_all_survivors_within_the_timeout_and_a_second),
+    OVER_BOTH(a_rank_that_falls_silent_in_a_call_is_named_by_those_that_only_compute),
+    OVER_BOTH(a_rank_that_is_through_with_a_call_and_leaves_harms_nobody),
     OVER_BOTH(a_rank_that_computes_one_step_for_ten_times_the_timeout_raises_no_alarm),
     OVER_BOTH(a_rank_whose_every_operation_takes_most_of_the_timeout_raises_no_alarm),
     OVER_BOTH(a_message_with_any_header_byte_flipped_breaks_the_ring_with_the_senders_name),
@@ -522,13 +577,14 @@ static const struct {
 };
 
 int main(void) {
-    enum { BOTH = sizeof over_both / sizeof over_both[0], ALONE = 4 };
+    enum { BOTH = sizeof over_both / sizeof over_both[0], ALONE = 5 };
     static char names[BOTH * 2][160];
     static group_kind kinds[2] = {OVER_THREADS, OVER_SOCKETS};
     struct CMUnitTest tests[ALONE + BOTH * 2] = {
         cmocka_unit_test(a_rank_that_never_arrives_is_named_after_the_start_timeout),
         cmocka_unit_test(a_rank_that_arrives_late_but_within_the_start_timeout_is_waited_for),
         cmocka_unit_test(a_rank_that_may_not_have_a_thread_is_granted_the_start_timeout),
+        cmocka_unit_test(a_silent_rank_harms_nobody_who_needs_nothing_of_it),
         cmocka_unit_test(a_buffer_that_the_transport_will_not_give_back_is_reported_and_counted),
     };
     int count = 0;

@@ -45,7 +45,7 @@ ra_status ra_call_begin(ra_call *call, ra_plan *plan, const char *phase, int64_t
     ra_comm *comm = plan->comm;
     *call = (ra_call){.plan = plan, .phase = phase, .stream = stream};
     RA_TRY(ra_link_status(comm->link));
-    ra_link_set_phase(comm->link, phase);
+    ra_link_begin(comm->link, phase);
     void *block = NULL;
     call->pool = pool_of(comm, plan->kernel);
     ra_status status =
@@ -62,6 +62,7 @@ ra_status ra_call_begin(ra_call *call, ra_plan *plan, const char *phase, int64_t
 ra_status ra_call_end(ra_call *call, ra_status status) {
     ra_comm *comm = call->plan->comm;
     bool reusable = true;
+    ra_link_end(comm->link);
     if (call->dropped) {
         ra_workers_drop(comm->workers, false);
         status = ra_link_status(comm->link);

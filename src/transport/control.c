@@ -275,7 +275,8 @@ void ra_control_service(ra_link *link) {
     ra_control_read(link);
     if (now >= link->next_beat) ra_control_beat(link);
     send_beats(link);
-    if (link->status == RA_OK && link->flights) ra_control_judge(link); /* who waits for nothing judges nobody */
+    /* Outside calls, who waits for nothing judges nobody. */
+    if (link->status == RA_OK && (link->flights || link->calling)) ra_control_judge(link);
     send_beats(link);
 }
 

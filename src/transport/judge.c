@@ -23,6 +23,10 @@ static double limit_of(const ra_link *link, const ra_peer *peer) {
     return peer->polled && link->start_timeout > link->timeout ? link->start_timeout : link->timeout;
 }
 
+/* A rank that only computes judges who can speak at any time: a peer that beats from inside calls alone may be through with
+ * this one, and busy elsewhere or at its program's end. */
+static bool is_judged(const ra_link *link, const ra_peer *peer) { return !peer->left && (link->flights || !peer->polled); }
+
 /* The peer that has been silent for too long, and longest; -1: none. */
 static int silent_peer(const ra_link *link, double now) {
     int worst = -1;
@@ -30,7 +34,7 @@ static int silent_peer(const ra_link *link, double now) {
     for (int rank = 0; rank < link->ranks; rank++) {
         const ra_peer *peer = &link->peers[rank];
         double silence = now - (peer->arrived ? peer->heard : link->created);
-        if (rank == link->rank || peer->left || silence <= limit_of(link, peer) || silence <= longest) continue;
+        if (rank == link->rank || !is_judged(link, peer) || silence <= limit_of(link, peer) || silence <= longest) continue;
         worst = rank;
         longest = silence;
     }
@@ -46,7 +50,7 @@ static void name(ra_link *link, ra_status status, int culprit, const char *what,
 static void judge_lost(ra_link *link, double now) {
     for (int rank = 0; rank < link->ranks && link->status == RA_OK; rank++) {
         const ra_peer *peer = &link->peers[rank];
-        if (peer->lost && !peer->left && now - peer->lost_at > RA_LINK_GRACE) {
+        if (peer->lost && is_judged(link, peer) && now - peer->lost_at > RA_LINK_GRACE) {
             name(link, RA_PEER_LOST, rank, "is gone: its connection ended", now - peer->lost_at, " ago");
         }
     }

@@ -157,10 +157,17 @@ ra_status ra_link_set_timeout(ra_link *link, double timeout, double start_timeou
     return status;
 }
 
-void ra_link_set_phase(ra_link *link, const char *phase) {
+void ra_link_begin(ra_link *link, const char *phase) {
     lock(link);
     snprintf(link->phase, sizeof link->phase, "%s", phase);
     link->step = 0;
+    link->calling = true;
+    unlock(link);
+}
+
+void ra_link_end(ra_link *link) {
+    lock(link);
+    link->calling = false;
     unlock(link);
 }
 

@@ -51,8 +51,10 @@ ra_status ra_link_send(ra_link *link, int peer, uint64_t tag, int64_t step, void
  * other for that long; one that is known dead is RA_PEER_LOST, a damaged message RA_PROTOCOL; the sentence names peer, step
  * and phase ("forward", "backward", "plan"). */
 ra_status ra_link_wait(ra_link *link, ra_transfer *transfers, int64_t count, const char *phase);
-/* What the rank is doing from now on, for messages to people: posting does not say. ra_link_wait sets it too. */
-void ra_link_set_phase(ra_link *link, const char *phase);
+/* Between these two the rank is in a call that every rank makes: a peer that dies meanwhile breaks the link, also while this
+ * rank only computes. The phase is for messages to people: posting does not say it, and ra_link_wait sets it too. */
+void ra_link_begin(ra_link *link, const char *phase);
+void ra_link_end(ra_link *link);
 /* Lets transfers and heartbeats progress; cheap; never blocks. False: the link is broken. */
 bool ra_link_poll(ra_link *link);
 /* Gives up transfers after an error. False: their buffers must never be freed or reused. */

@@ -145,6 +145,7 @@ struct ra_link {
     const ra_flight *awaited; /* what ra_link_wait waits for now, and since when */
     double awaited_since;
     uint64_t waits, blocker; /* the number of this wait, and of the wait that keeps its peer from ending it (ra_wait) */
+    bool calling;            /* between ra_link_begin and ra_link_end */
     bool mute;               /* no post-mortem */
     char phase[24];
     int64_t step;
@@ -181,8 +182,8 @@ void ra_control_service(ra_link *link);
 void ra_control_read(ra_link *link);
 /* Makes a heartbeat to every peer due at once. */
 void ra_control_beat(ra_link *link);
-/* Breaks the link if a peer that somebody here waits for is lost: gone, left, silent for too long, or its message is; or if
- * ranks wait for each other. */
+/* Breaks the link if a peer is lost that somebody here waits for, or needs for the call it is in: gone, left, silent for too
+ * long, or its message is; or if ranks wait for each other. */
 void ra_control_judge(ra_link *link);
 /* Puts the last word on its way to every peer. */
 void ra_control_tell(ra_link *link);
