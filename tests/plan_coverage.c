@@ -1,9 +1,10 @@
 /* The plan of the ring, walked on paper: without running anything, the work items of all ranks meet each attended pair exactly once and
- * no other pair, in the right rows; and every send has its receive, of the same size and in the same order. */
+ * no other pair, in the right rows; every send has its receive, of the same size and in the same order; and no attended pair has a row
+ * that its rank takes for unused. */
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/plan.h"
+#include "ring/used.h"
 #include "support.h"
 
 #define MAX_RANKS 12
@@ -28,6 +29,7 @@ typedef struct paper {
     ra_plan *plan;
     ra_shard queries, keys;
     unsigned char *met; /* [branch][kv head][query][key] */
+    unsigned char *used_q, *used_k; /* [head][query], [kv head][key]: in how many sets of used rows */
     lane sends[MAX_RANKS][MAX_RANKS], receives[MAX_RANKS][MAX_RANKS]; /* [from][to] */
     int64_t items;
 } paper;
@@ -84,6 +86,24 @@ static void meet_piece(paper *p, const ra_piece *piece, bool packed) {
         assert_true(count >= 0 && count <= RA_ITEMS_MAX);
         for (int64_t i = 0; i < count; i++) meet(p, &items[i], piece, packed);
     }
+}
+
+static void mark(const ra_used *used, const ra_shard *shard, int64_t heads, int64_t length, unsigned char *marks) {
+    for (int64_t h = 0; h < used->heads.count; h++) {
+        for (int64_t i = 0; i < used->rows.count; i++) {
+            int64_t head = used->heads.start + h * used->heads.step, row = used->rows.start + i * used->rows.step;
+            assert_true(head >= 0 && head < heads);
+            marks[head * length + shard_row(shard, row)]++;
+        }
+    }
+}
+static void mark_queries(void *arg, const ra_used *used) {
+    const paper *p = arg;
+    mark(used, &p->queries, p->c->desc.heads, p->c->desc.seq_q, p->used_q);
+}
+static void mark_keys(void *arg, const ra_used *used) {
+    const paper *p = arg;
+    mark(used, &p->keys, p->c->desc.kv_heads, p->c->desc.seq_k, p->used_k);
 }
 
 static void walk_rank(paper *p, int rank) {
@@ -150,6 +170,8 @@ static void pairs_match(const paper *p) {
                 for (int64_t y = 0; y < desc->seq_k; y++) {
                     int times = p->met[((branch * desc->kv_heads + kv_head) * desc->seq_q + i) * desc->seq_k + y];
                     bool attended = ref_attended(desc, 0, i, y, kv_head * group, branch);
+                    for (int64_t u = 0; u < group && attended; u++) assert_true(p->used_q[(kv_head * group + u) * desc->seq_q + i] > 0);
+                    assert_true(!attended || p->used_k[kv_head * desc->seq_k + y] > 0);
                     if (times != attended) {
                         fail_msg("branch %lld, KV head %lld: query %lld meets key %lld %d times instead of %d\n%s", (long long)branch,
                                  (long long)kv_head, (long long)i, (long long)y, times, attended, test_case_text(p->c, text, sizeof text));
@@ -166,16 +188,22 @@ static int64_t cover(const test_case *c) {
     memset(&p, 0, sizeof p);
     p.c = c;
     p.met = calloc((size_t)(ref_branches(desc) * desc->kv_heads * desc->seq_q * desc->seq_k + 1), 1);
-    assert_non_null(p.met);
+    p.used_q = calloc((size_t)(desc->heads * desc->seq_q + 1), 1);
+    p.used_k = calloc((size_t)(desc->kv_heads * desc->seq_k + 1), 1);
+    assert_true(p.met && p.used_q && p.used_k);
     for (int rank = 0; rank < c->ranks; rank++) {
         assert_int_equal(ra_plan_make(desc, rank, c->ranks, &p.plan), RA_OK);
         assert_int_equal(ra_shard_rows(desc, rank, c->ranks, &p.queries, &p.keys), RA_OK);
         walk_rank(&p, rank);
+        ra_each_used(&p.plan->route, rank, true, mark_queries, &p);
+        ra_each_used(&p.plan->route, rank, false, mark_keys, &p);
         ra_plan_free(p.plan);
     }
     lanes_match(&p);
     pairs_match(&p);
     free(p.met);
+    free(p.used_q);
+    free(p.used_k);
     return p.items;
 }
 

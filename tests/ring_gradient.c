@@ -20,8 +20,8 @@ static double loss(const test_ring *ring, const test_case *c, const test_data *d
 }
 
 /* Along a random direction, which sees every element at once. */
-static void slope_matches(const test_ring *ring, const test_case *c, const test_data *data, double *array, const double *gradient,
-                          int64_t count, const char *name) {
+static void slope_matches(const test_ring *ring, const test_case *c, const test_data *data, double *array,
+                          const double *gradient, int64_t count, const char *name) {
     test_rng rng = {c->data_seed + 77};
     double step = 1e-5, along = 0, size = 0;
     double *kept = malloc((size_t)(count + 1) * sizeof *kept), *direction = malloc((size_t)(count + 1) * sizeof *direction);
@@ -43,7 +43,8 @@ static void slope_matches(const test_ring *ring, const test_case *c, const test_
     double slope = (up - down) / (2 * step);
     if (!(fabs(slope - along) <= 1e-6 * (1 + size))) {
         char text[2048];
-        fail_msg("%s: the slope is %.10g, the gradient says %.10g\n%s", name, slope, along, test_case_text(c, text, sizeof text));
+        fail_msg("%s: the slope is %.10g, the gradient says %.10g\n%s", name, slope, along,
+                 test_case_text(c, text, sizeof text));
     }
 }
 
@@ -131,7 +132,8 @@ static void the_dropout_mask_is_the_same_for_every_ring(void **state) {
                             if (!(fabs(got - (double)want) < 1e-4)) {
                                 char text[2048];
                                 fail_msg("query %lld head %lld key %lld: kept %g times, should be %lld\n%s", (long long)i,
-                                         (long long)head, (long long)y, got, (long long)want, test_case_text(&c, text, sizeof text));
+                                         (long long)head, (long long)y, got, (long long)want,
+                                         test_case_text(&c, text, sizeof text));
                             }
                         }
                     }
@@ -184,9 +186,69 @@ static void the_gradient_of_lse_alone_flows_to_q_and_k_only(void **state) {
         memset(data.dout, 0, (size_t)(c.desc.batch * c.desc.seq_q * c.desc.heads * c.desc.head_dim) * sizeof *data.dout);
         test_result result = test_run(&c, &data);
         test_result_holds(&c, &data, &result);
-        for (int64_t e = 0; e < c.desc.batch * c.desc.seq_k * c.desc.kv_heads * c.desc.head_dim; e++) assert_true(result.dv[e] == 0);
+        for (int64_t e = 0; e < c.desc.batch * c.desc.seq_k * c.desc.kv_heads * c.desc.head_dim; e++)
+            assert_true(result.dv[e] == 0);
         test_result_free(&result);
         test_data_free(&data);
+    }
+}
+
+static void *dirty_alloc(void *ctx, size_t bytes, size_t align) {
+    (void)ctx;
+    void *block = aligned_alloc(align, (bytes + align - 1) / align * align);
+    return block ? memset(block, 0xff, bytes) : NULL; /* NaN in every type */
+}
+static void dirty_free(void *ctx, void *block, size_t bytes) {
+    (void)ctx;
+    (void)bytes;
+    free(block);
+}
+
+/* Most rows take part in nothing. */
+static void draw_sparse(test_case *c, test_rng *rng, int64_t n) {
+    test_case_random(c, rng, 60, 5);
+    ra_attention_desc *desc = &c->desc;
+    desc->dtype = (ra_dtype)(n % 4);
+    desc->branches = 1 + rng_below(rng, desc->kv_heads < 2 ? 1 : 2); /* in `heads`, each has a head */
+    desc->combine = RA_COMBINE_HEADS;
+    desc->dilate_queries = true;
+    for (int64_t i = 0; i < desc->branches; i++) {
+        c->dilation_rates[i] = 2 + rng_below(rng, 4);
+        c->segment_lengths[i] = rng_chance(rng, 70) ? c->dilation_rates[i] * (1 + rng_below(rng, 5)) : rng_below(rng, 20);
+    }
+    c->backward = true;
+    test_case_link(c);
+}
+
+static void rows_outside_the_pattern_have_no_gradient_whatever_the_workspace_held(void **state) {
+    (void)state;
+    const ra_allocator dirty = {dirty_alloc, dirty_free, NULL};
+    ra_set_allocator(&dirty);
+    int64_t poisoned = test_poisoned_cases_hold(33, 300, 5000, draw_sparse);
+    ra_set_allocator(NULL);
+    assert_true(poisoned > 0 || test_cases(300, 5000) < 10);
+}
+
+/* More elements than a worker takes at a time. */
+static void long_gradients_are_converted_in_several_pieces(void **state) {
+    (void)state;
+    for (int dilated = 0; dilated < 2; dilated++) {
+        for (int strides = 0; strides < TEST_STRIDES; strides++) {
+            test_case c;
+            test_case_init(&c);
+            c.strides = (test_strides)strides;
+            c.desc.dtype = strides % 2 ? RA_F16 : RA_BF16;
+            c.desc.seq_q = c.desc.seq_k = dilated ? 1300 : 620;
+            c.desc.heads = c.desc.kv_heads = 2;
+            c.desc.head_dim = 64;
+            c.desc.window_left = c.desc.window_right = 20;
+            c.desc.branches = dilated;
+            c.segment_lengths[0] = 0;
+            c.dilation_rates[0] = 2;
+            c.desc.threads = 2;
+            test_case_link(&c);
+            test_case_holds(&c);
+        }
     }
 }
 
@@ -196,6 +258,8 @@ int main(void) {
         cmocka_unit_test(the_dropout_mask_is_the_same_for_every_ring),
         cmocka_unit_test(f16_gradients_beyond_65504_become_infinite),
         cmocka_unit_test(the_gradient_of_lse_alone_flows_to_q_and_k_only),
+        cmocka_unit_test(long_gradients_are_converted_in_several_pieces),
+        cmocka_unit_test(rows_outside_the_pattern_have_no_gradient_whatever_the_workspace_held),
     };
     return cmocka_run_group_tests_name("gradients", tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 #include "kernels/rows.h"
 #include "ring/pack.h"
 #include "ring/ring.h"
+#include "ring/used.h"
 
 /* ---------------------------------------------------------------------------------------------------------- steps */
 
@@ -108,60 +109,130 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
 /* -------------------------------------------------------------------------------------------------------- backward */
 
 /* Sums of 16-bit gradients live in the workspace, the others in the gradients themselves. */
-static ra_tensor sums_of(ra_tensor gradient, char *workspace, int64_t rows, int64_t heads, int64_t dim) {
-    return workspace ? ra_tensor_bnhd(workspace, rows, heads, dim) : gradient;
+typedef struct gradient {
+    const ra_plan *plan;
+    ra_tensor result, sums;
+    int64_t rows, heads;
+    bool queries, sparse; /* sparse: only sums of rows in use exist */
+} gradient;
+
+static gradient gradient_of(const ra_plan *plan, ra_tensor result, char *workspace, bool queries) {
+    const ra_config *c = &plan->config;
+    const ra_view *view = &plan->view;
+    gradient g = {.plan = plan,
+                  .result = result,
+                  .rows = queries ? view->rows_q : view->rows_k,
+                  .heads = queries ? c->heads : c->kv_heads,
+                  .queries = queries,
+                  .sparse = workspace && (queries ? view->sparse_q : view->sparse_k)};
+    g.sums = workspace ? ra_tensor_bnhd(workspace, g.rows, g.heads, c->head_dim) : result;
+    return g;
 }
 
-static void zero(const ra_plan *plan, ra_tensor sums, int64_t rows, int64_t heads) {
+static void zero(const ra_plan *plan, ra_dtype dtype, ra_tensor tensor, int64_t rows, int64_t heads) {
     ra_problem shape = plan->problem;
     shape.rows_q = rows;
     shape.heads = heads;
-    shape.dtype = plan->config.dtype == RA_F64 ? RA_F64 : RA_F32;
+    shape.dtype = dtype;
     ra_tensor none = {0};
-    ra_rows_fill(&shape, plan->comm->workers, true, sums, none, none, none, none);
+    ra_rows_fill(&shape, plan->comm->workers, true, tensor, none, none, none, none);
+}
+
+static ra_dtype sum_type(const ra_plan *plan) { return plan->config.dtype == RA_F64 ? RA_F64 : RA_F32; }
+
+static void zero_used(void *arg, const ra_used *used) {
+    const gradient *g = arg;
+    int64_t size = ra_state_size(g->plan->config.dtype);
+    zero(g->plan, sum_type(g->plan), ra_used_view(used, g->sums, size), used->rows.count, used->heads.count);
+}
+
+static void convert_used(void *arg, const ra_used *used) {
+    const gradient *g = arg;
+    const ra_dtype dtype = g->plan->config.dtype;
+    ra_tensor result = ra_used_view(used, g->result, (int64_t)ra_dtype_size(dtype));
+    ra_tensor sums = ra_used_view(used, g->sums, ra_state_size(dtype));
+    ra_rows_convert(&g->plan->problem, g->plan->comm->workers, result, sums, used->rows.count, used->heads.count);
+}
+
+static void start_sums(gradient *g) {
+    if (g->sparse) ra_each_used(&g->plan->route, g->plan->view.rank, g->queries, zero_used, g);
+    else zero(g->plan, sum_type(g->plan), g->sums, g->rows, g->heads);
+}
+
+static void take_sums(gradient *g) {
+    if (g->sums.data == g->result.data) return;
+    if (g->sparse) {
+        zero(g->plan, g->plan->config.dtype, g->result, g->rows, g->heads);
+        ra_each_used(&g->plan->route, g->plan->view.rank, g->queries, convert_used, g);
+    } else {
+        ra_rows_convert(&g->plan->problem, g->plan->comm->workers, g->result, g->sums, g->rows, g->heads);
+    }
+}
+
+typedef struct delta_job {
+    const ra_plan *plan;
+    const ra_backward_args *args;
+    ra_tensor delta;
+} delta_job;
+
+static void delta_used(void *arg, const ra_used *used) {
+    const delta_job *job = arg;
+    const ra_dtype dtype = job->plan->config.dtype;
+    int64_t size = (int64_t)ra_dtype_size(dtype), state = ra_state_size(dtype);
+    ra_problem shape = job->plan->problem;
+    shape.rows_q = used->rows.count;
+    shape.heads = used->heads.count;
+    ra_rows_delta(&shape, job->plan->comm->workers, ra_used_view(used, job->args->dout, size),
+                  ra_used_view(used, job->args->out, size), ra_used_view(used, job->args->dlse, state),
+                  ra_used_view(used, job->delta, state));
+}
+
+static void find_delta(const ra_plan *plan, const ra_backward_args *args, ra_tensor delta) {
+    delta_job job = {plan, args, delta};
+    if (plan->view.sparse_q) ra_each_used(&plan->route, plan->view.rank, true, delta_used, &job);
+    else ra_rows_delta(&plan->problem, plan->comm->workers, args->dout, args->out, args->dlse, delta);
 }
 
 ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
     const ra_config *c = &plan->config;
     const ra_workspace *w = &plan->backward;
-    int64_t rows_q = plan->view.rows_q, rows_k = plan->view.rows_k, dim = c->head_dim;
     ra_backward_pass pass = {.args = args, .size = (int64_t)ra_dtype_size(c->dtype), .state_size = ra_state_size(c->dtype)};
     if (plan->kernel->device != RA_DEVICE_CPU)
         return ra_fail(RA_NOT_AVAILABLE, "the backward pass on a GPU is not available in this version");
     RA_TRY(ra_call_begin(&pass.call, plan, "backward", w->total, args->stream));
     ra_workers *workers = plan->comm->workers;
     int64_t cursor = 0;
-    ra_tensor delta = ra_tensor_lse(ra_call_carve(&pass.call, &cursor, w->delta), rows_q, c->heads);
-    ra_tensor dq = sums_of(args->dq, ra_call_carve(&pass.call, &cursor, w->dq), rows_q, c->heads, dim);
-    ra_tensor dk = sums_of(args->dk, ra_call_carve(&pass.call, &cursor, w->dk), rows_k, c->kv_heads, dim);
-    ra_tensor dv = sums_of(args->dv, ra_call_carve(&pass.call, &cursor, w->dv), rows_k, c->kv_heads, dim);
+    ra_tensor delta = ra_tensor_lse(ra_call_carve(&pass.call, &cursor, w->delta), plan->view.rows_q, c->heads);
+    gradient dq = gradient_of(plan, args->dq, ra_call_carve(&pass.call, &cursor, w->dq), true);
+    gradient dk = gradient_of(plan, args->dk, ra_call_carve(&pass.call, &cursor, w->dk), false);
+    gradient dv = gradient_of(plan, args->dv, ra_call_carve(&pass.call, &cursor, w->dv), false);
     for (int i = 0; i < 2; i++) pass.buffer[i] = ra_call_carve(&pass.call, &cursor, w->kv[i]);
     for (int i = 0; i < 2; i++) pass.grads[i] = ra_call_carve(&pass.call, &cursor, w->grad[i]);
     pass.grads_in = ra_call_carve(&pass.call, &cursor, w->grad_in);
     for (int i = 0; i < 2; i++) pass.state[i] = ra_call_carve(&pass.call, &cursor, w->state);
-    if (w->state) dq = ra_tensor_bnhd(pass.state[0] + RA_LINK_HEADER, rows_q, c->heads, dim);
-    pass.home = (ra_item_views){args->k, args->v, dk, dv};
+    if (w->state) { /* of all rows: it travels whole */
+        dq.sums = ra_tensor_bnhd(pass.state[0] + RA_LINK_HEADER, dq.rows, dq.heads, c->head_dim);
+        dq.sparse = false;
+    }
+    pass.home = (ra_item_views){args->k, args->v, dk.sums, dv.sums};
     pass.step = (ra_backward_step){.problem = &plan->problem,
                                    .q = args->q,
                                    .dout = args->dout,
                                    .lse = args->lse,
                                    .delta = delta,
-                                   .dq_acc = dq,
+                                   .dq_acc = dq.sums,
                                    .stream = args->stream,
                                    .workers = workers,
                                    .scratch = ra_call_carve(&pass.call, &cursor, w->scratch),
                                    .poll = ra_call_poll,
                                    .poll_arg = &pass.call};
-    zero(plan, dq, rows_q, c->heads);
-    zero(plan, dk, rows_k, c->kv_heads);
-    zero(plan, dv, rows_k, c->kv_heads);
-    ra_rows_delta(&plan->problem, workers, args->dout, args->out, args->dlse, delta);
+    gradient *gradients[] = {&dq, &dk, &dv};
+    for (int i = 0; i < 3; i++) start_sums(gradients[i]);
+    find_delta(plan, args, delta);
     ra_call_items_local(&pass.call, &pass.home);
     ra_status status = w->state                               ? ra_merge_backward(&pass)
                        : plan->schedule == RA_SCHEDULE_GATHER ? ra_gather_backward(&pass)
                                                               : ra_ring_rounds_backward(&pass);
-    if (status == RA_OK && (w->dq || w->state)) ra_rows_convert(&plan->problem, workers, args->dq, dq, rows_q, c->heads);
-    if (status == RA_OK && w->dk) ra_rows_convert(&plan->problem, workers, args->dk, dk, rows_k, c->kv_heads);
-    if (status == RA_OK && w->dv) ra_rows_convert(&plan->problem, workers, args->dv, dv, rows_k, c->kv_heads);
+    for (int i = 0; i < 3 && status == RA_OK; i++) take_sums(gradients[i]);
     return ra_call_end(&pass.call, status);
 }

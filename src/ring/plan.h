@@ -15,6 +15,7 @@ typedef struct ra_view {
     int64_t local_count;
     int64_t rows_q, rows_k;
     bool single; /* every query row meets at most one item: no state is needed */
+    bool sparse_q, sparse_k; /* many rows take part in nothing (used.h) */
     ra_message_bounds bounds;
     int64_t local_items;
 } ra_view;

@@ -2,7 +2,7 @@
 
 #include "core/dtype.h"
 #include "core/status.h"
-#include "ring/plan.h"
+#include "ring/used.h"
 
 static int by_round(const void *a, const void *b) {
     const ra_own_channel *x = a, *y = b;
@@ -48,6 +48,8 @@ ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_vi
     view->rows_q = c->placement == RA_REPLICATED ? c->seq_q : ra_shard_of(c->layout, rank, route->ranks, c->seq_q).count;
     view->rows_k = ra_shard_of(c->layout, rank, route->ranks, c->seq_k).count;
     view->single = meets_once(route, rank) && (c->placement == RA_SHARDED || route->ranks == 1);
+    view->sparse_q = ra_used_sparsely(route, rank, true, view->rows_q);
+    view->sparse_k = ra_used_sparsely(route, rank, false, view->rows_k);
     if (!ra_message_bound(arena, route, view->own, view->own_count, rank, &view->bounds))
         return ra_fail(RA_NOMEM, "no memory for the plan of rank %d", rank);
     return RA_OK;

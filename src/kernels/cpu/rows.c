@@ -10,8 +10,9 @@ typedef struct rows_job {
     ra_tensor a, b, c, d, e; /* what each function makes of them is said there */
     int64_t rows, heads, chunk;
     bool single;
-    void (*row)(const struct rows_job *job, int64_t batch, int64_t row, int64_t head);
-    void (*rows_at_once)(const struct rows_job *job, int64_t batch, int64_t begin, int64_t end); /* NULL: one by one */
+    int64_t piece; /* elements that lie together in the tensors that `elements` handles: of a head, of a row, or of all rows */
+    void (*elements)(const struct rows_job *job, int64_t batch, int64_t row, int64_t head, int64_t count); /* NULL: nothing */
+    void (*row)(const struct rows_job *job, int64_t batch, int64_t row, int64_t head);                     /* NULL: nothing */
 } rows_job;
 
 static int64_t at(const ra_tensor *t, int64_t batch, int64_t row, int64_t head) {
@@ -25,14 +26,23 @@ static void *element(const ra_tensor *t, int64_t size, int64_t batch, int64_t ro
 static void rows_task(void *arg, int64_t index, int worker) {
     (void)worker;
     const rows_job *job = arg;
-    const int64_t chunks = ra_ceil_div(job->rows, job->chunk);
+    const int64_t chunks = ra_ceil_div(job->rows, job->chunk), dim = job->problem->head_dim;
     const int64_t batch = index / chunks, begin = index % chunks * job->chunk, end = ra_min(begin + job->chunk, job->rows);
-    if (job->rows_at_once) {
-        job->rows_at_once(job, batch, begin, end);
-        return;
+    if (job->elements) {
+        const int64_t rows = ra_max(1, job->piece / (job->heads * dim)), heads = ra_min(job->heads, job->piece / dim);
+        for (int64_t row = begin; row < end; row += rows)
+            for (int64_t head = 0; head < job->heads; head += heads)
+                job->elements(job, batch, row, head, ra_min(rows, end - row) * heads * dim);
     }
-    for (int64_t row = begin; row < end; row++)
-        for (int64_t head = 0; head < job->heads; head++) job->row(job, batch, row, head);
+    for (int64_t head = 0; job->row && head < job->heads; head++)
+        for (int64_t row = begin; row < end; row++) job->row(job, batch, row, head);
+}
+
+/* Elements of a tensor that lie together: a head's, a row's, or all. */
+static int64_t piece_of(const rows_job *job, const ra_tensor *t) {
+    const int64_t dim = job->problem->head_dim, row = job->heads * dim;
+    if (job->heads > 1 && t->head != dim) return dim;
+    return job->rows > 1 && t->row != row ? row : job->rows * row;
 }
 
 /* Tasks of about 64 Ki elements, each of whole rows. */
@@ -55,10 +65,13 @@ static double load(const ra_tensor *t, ra_dtype dtype, int64_t batch, int64_t ro
 /* ----------------------------------------------------------------------------------------------------------- fill */
 
 /* a: out or acc, b: lse or m, c: l */
-static void fill_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
+static void zero(const rows_job *job, int64_t batch, int64_t row, int64_t head, int64_t count) {
     const ra_dtype dtype = job->problem->dtype;
     const int64_t size = job->single ? (int64_t)ra_dtype_size(dtype) : ra_state_size(dtype);
-    memset(element(&job->a, size, batch, row, head), 0, (size_t)(job->problem->head_dim * size));
+    memset(element(&job->a, size, batch, row, head), 0, (size_t)(count * size));
+}
+static void fill_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
+    const ra_dtype dtype = job->problem->dtype;
     if (job->b.data) store(&job->b, dtype, batch, row, head, -INFINITY);
     if (!job->single) store(&job->c, dtype, batch, row, head, 0);
 }
@@ -72,7 +85,9 @@ void ra_rows_fill(const ra_problem *problem, ra_workers *workers, bool single, r
                     .rows = problem->rows_q,
                     .heads = problem->heads,
                     .single = single,
-                    .row = fill_row};
+                    .elements = zero};
+    job.piece = piece_of(&job, &job.a);
+    if (job.b.data || !single) job.row = fill_row;
     run(&job, workers);
 }
 
@@ -178,20 +193,10 @@ static void convert(const rows_job *job, int64_t batch, int64_t row, int64_t hea
     ra_convert(element(&job->a, (int64_t)ra_dtype_size(dtype), batch, row, head), dtype,
                element(&job->b, ra_state_size(dtype), batch, row, head), dtype == RA_F64 ? RA_F64 : RA_F32, count);
 }
-static void convert_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
-    convert(job, batch, row, head, job->problem->head_dim);
-}
-/* Rows of which both sides lie in one piece. */
-static void convert_rows(const rows_job *job, int64_t batch, int64_t begin, int64_t end) {
-    convert(job, batch, begin, 0, (end - begin) * job->heads * job->problem->head_dim);
-}
-
-static bool in_one_piece(const ra_tensor *t, int64_t heads, int64_t dim) { return t->head == dim && t->row == heads * dim; }
 
 void ra_rows_convert(const ra_problem *problem, ra_workers *workers, ra_tensor dst, ra_tensor src, int64_t rows,
                      int64_t heads) {
-    rows_job job = {.problem = problem, .a = dst, .b = src, .rows = rows, .heads = heads, .row = convert_row};
-    if (in_one_piece(&dst, heads, problem->head_dim) && in_one_piece(&src, heads, problem->head_dim))
-        job.rows_at_once = convert_rows;
+    rows_job job = {.problem = problem, .a = dst, .b = src, .rows = rows, .heads = heads, .elements = convert};
+    job.piece = ra_min(piece_of(&job, &dst), piece_of(&job, &src));
     run(&job, workers);
 }
