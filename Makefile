@@ -51,7 +51,7 @@ check: ## include rules and other rules of the source
 	@tools/check_includes.sh
 
 format: ## clang-format every C file
-	@find include src cli tests fuzz examples -name '*.[ch]' 2>/dev/null | xargs clang-format -i
+	@find include src cli tests fuzz examples bench -name '*.[ch]' 2>/dev/null | xargs clang-format -i
 
 clean: ## remove the build directory
 	@rm -rf $(BUILD)

@@ -100,8 +100,8 @@ static ra_status apply_memory_limit(job *j, int ranks) {
     return RA_OK;
 }
 
-/* Rows in two runs (zigzag) are copied from their file and striped ones are not, and both are dealt evenly: where memory is short
- * and the choice is ours, it is striped. */
+/* Rows in two runs (zigzag) are copied from their file and striped ones are not, and both are dealt evenly: where memory is
+ * short and the choice is ours, it is striped. */
 static ra_status choose_memory(job *j, int ranks) {
     choose_placement(j, ranks);
     ra_status status = apply_memory_limit(j, ranks);
@@ -213,7 +213,8 @@ static ra_status report(const job *j, int ranks) {
 
 /* ------------------------------------------------------------------------------------------------------------ running */
 
-/* One process creates the outputs; where ranks are processes, the others join it. If it cannot, it gives up, and they learn why. */
+/* One process creates the outputs; where ranks are processes, the others join it. If it cannot, it gives up, and they learn
+ * why. */
 static ra_status make_outputs(job *j, group *g) {
     if (group_speaks(g)) RA_TRY(files_create(&j->files));
     if (g->local == g->ranks) return RA_OK;

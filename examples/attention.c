@@ -1,4 +1,5 @@
-/* The shortest use: one call, one process. Causal attention with grouped-query heads, and the share of the first key in each row. */
+/* The shortest use: one call, one process. Causal attention with grouped-query heads, and the share of the first key in each
+ * row. */
 #include <ringattn.h>
 #include <stdio.h>
 #include <stdlib.h>

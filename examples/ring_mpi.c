@@ -1,5 +1,6 @@
-/* One rank of a ring of processes: `mpirun -n 4 example_ring_mpi`. Started without a launcher it is a ring of one. The program says nothing of MPI;
- * the library loads the module of whichever MPI launched it. Every rank makes its own rows, and checks that q = 0 averages v. */
+/* One rank of a ring of processes: `mpirun -n 4 example_ring_mpi`. Started without a launcher it is a ring of one. The program
+ * says nothing of MPI; the library loads the module of whichever MPI launched it. Every rank makes its own rows, and checks
+ * that q = 0 averages v. */
 #include <math.h>
 #include <ringattn.h>
 #include <ringattn_mpi.h>
@@ -34,7 +35,8 @@ int main(void) {
     if (ra_plan_create(comm, &desc, &plan) != RA_OK) return fail("plan");
 
     size_t one = (size_t)(rows.count * HEADS * DIM);
-    float *q = calloc(one, sizeof *q), *k = calloc(one, sizeof *k), *v = malloc(one * sizeof *v), *out = malloc(one * sizeof *out);
+    float *q = calloc(one, sizeof *q), *k = calloc(one, sizeof *k), *v = malloc(one * sizeof *v),
+          *out = malloc(one * sizeof *out);
     if (!q || !k || !v || !out) return 1;
     int64_t local = 0;
     for (int run = 0; run < 2; run++)
@@ -49,8 +51,8 @@ int main(void) {
     for (int run = 0; run < 2; run++)
         for (int64_t i = 0; i < rows.rows[run].count; i++, local++)
             worst = fmax(worst, fabs((double)out[local * HEADS * DIM] - (double)(rows.rows[run].start + i) / (2.0 * N)));
-    printf("rank %d of %d over %s: %lld rows, largest error %.2g\n", ra_comm_rank(comm), ra_comm_size(comm), ra_comm_transport(comm),
-           (long long)rows.count, worst);
+    printf("rank %d of %d over %s: %lld rows, largest error %.2g\n", ra_comm_rank(comm), ra_comm_size(comm),
+           ra_comm_transport(comm), (long long)rows.count, worst);
     free(q), free(k), free(v), free(out);
     ra_plan_destroy(plan);
     ra_comm_destroy(comm);

@@ -1,5 +1,5 @@
-/* A ring of four ranks in one process, forward and backward: each rank is a thread with its own shard, its own communicator and its own plan.
- * The loss is the sum of all outputs, so that dv of a key is the sum of the weights that all queries give it. */
+/* A ring of four ranks in one process, forward and backward: each rank is a thread with its own shard, its own communicator and
+ * its own plan. The loss is the sum of all outputs, so that dv of a key is the sum of the weights that all queries give it. */
 #include <math.h>
 #include <pthread.h>
 #include <ringattn.h>
@@ -51,10 +51,18 @@ static void *run(void *arg) {
         }
 #define TENSOR(i) ra_tensor_bnhd(t[i], rows.count, HEADS, DIM)
         ra_tensor lse = ra_tensor_lse(memory + 8 * one, rows.count, HEADS);
-        me->status = ra_forward(plan, &(ra_forward_args){.q = TENSOR(0), .k = TENSOR(1), .v = TENSOR(2), .out = TENSOR(3), .lse = lse});
+        me->status =
+            ra_forward(plan, &(ra_forward_args){.q = TENSOR(0), .k = TENSOR(1), .v = TENSOR(2), .out = TENSOR(3), .lse = lse});
         if (me->status == RA_OK)
-            me->status = ra_backward(plan, &(ra_backward_args){.q = TENSOR(0), .k = TENSOR(1), .v = TENSOR(2), .out = TENSOR(3), .lse = lse,
-                                                               .dout = TENSOR(4), .dq = TENSOR(5), .dk = TENSOR(6), .dv = TENSOR(7)});
+            me->status = ra_backward(plan, &(ra_backward_args){.q = TENSOR(0),
+                                                               .k = TENSOR(1),
+                                                               .v = TENSOR(2),
+                                                               .out = TENSOR(3),
+                                                               .lse = lse,
+                                                               .dout = TENSOR(4),
+                                                               .dq = TENSOR(5),
+                                                               .dk = TENSOR(6),
+                                                               .dv = TENSOR(7)});
         for (size_t i = 0; i < one; i++) me->dv_sum += (double)t[7][i];
         ra_stats_data stats = {.struct_size = sizeof stats};
         if (me->status == RA_OK && ra_stats(plan, &stats) == RA_OK) me->sent = (long long)stats.bytes_sent;

@@ -9,8 +9,8 @@
  *
  * Conventions. Every function that can fail returns ra_status; ra_last_error() holds one sentence about the latest failure on
  * the calling thread. Handles are opaque; distinct handles may be used from distinct threads at the same time, one handle only
- * from one thread at a time. Sizes are int64_t. The library writes nothing to stdout and installs no signal handler.
- */
+ * from one thread at a time. Sizes are int64_t. The library writes nothing to stdout and installs no signal
+ * handler. */
 #ifndef RINGATTN_H
 #define RINGATTN_H
 
@@ -62,17 +62,8 @@ RA_API const char *ra_version(void);
 
 typedef enum ra_dtype { RA_F32 = 0, RA_BF16 = 1, RA_F16 = 2, RA_F64 = 3 } ra_dtype;
 typedef enum ra_combine { RA_COMBINE_HEADS = 0, RA_COMBINE_MIX = 1 } ra_combine;
-typedef enum ra_offset {
-    RA_OFFSET_BRANCH = 0,
-    RA_OFFSET_HEAD = 1,
-    RA_OFFSET_HEAD_BLOCK = 2,
-    RA_OFFSET_RESIDUE = 3
-} ra_offset;
-typedef enum ra_layout {
-    RA_LAYOUT_CONTIGUOUS = 0,
-    RA_LAYOUT_ZIGZAG = 1,
-    RA_LAYOUT_STRIPED = 2
-} ra_layout;
+typedef enum ra_offset { RA_OFFSET_BRANCH = 0, RA_OFFSET_HEAD = 1, RA_OFFSET_HEAD_BLOCK = 2, RA_OFFSET_RESIDUE = 3 } ra_offset;
+typedef enum ra_layout { RA_LAYOUT_CONTIGUOUS = 0, RA_LAYOUT_ZIGZAG = 1, RA_LAYOUT_STRIPED = 2 } ra_layout;
 typedef enum ra_placement { RA_SHARDED = 0, RA_REPLICATED = 1 } ra_placement;
 typedef enum ra_schedule {
     RA_SCHEDULE_AUTO = 0,
@@ -82,17 +73,17 @@ typedef enum ra_schedule {
 } ra_schedule;
 typedef enum ra_device { RA_DEVICE_CPU = 0, RA_DEVICE_CUDA = 1 } ra_device;
 
-/* What is computed. Fill with ra_attention_desc_init, then set what differs from the defaults. Arrays are copied by whoever takes
- * the descriptor and need to live only for the call. */
+/* What is computed. Fill with ra_attention_desc_init, then set what differs from the defaults. Arrays are copied by whoever
+ * takes the descriptor and need to live only for the call. */
 typedef struct ra_attention_desc {
     uint32_t struct_size; /* set by init; lets later versions add fields at the end */
     uint32_t version;     /* set by init */
 
-    ra_dtype dtype; /* of q, k, v, out; default RA_F32 */
-    int64_t batch;  /* default 1 */
-    int64_t seq_q;  /* global number of queries */
-    int64_t seq_k;  /* global number of keys */
-    int64_t heads;  /* query heads; a multiple of kv_heads */
+    ra_dtype dtype;   /* of q, k, v, out; default RA_F32 */
+    int64_t batch;    /* default 1 */
+    int64_t seq_q;    /* global number of queries */
+    int64_t seq_k;    /* global number of keys */
+    int64_t heads;    /* query heads; a multiple of kv_heads */
     int64_t kv_heads; /* 0: as heads */
     int64_t head_dim; /* 1..256 */
 
@@ -146,14 +137,15 @@ typedef struct ra_rows {
     int64_t start, step, count;
 } ra_rows;
 
-/* The rows of a rank, ascending: rows[0], then rows[1] (zigzag; count 0 elsewhere). A rank's tensors hold them in this order. */
+/* The rows of a rank, ascending: rows[0], then rows[1] (zigzag; count 0 elsewhere). A rank's tensors hold them in this
+ * order. */
 typedef struct ra_shard {
     int64_t count; /* all rows of the rank */
     ra_rows rows[2];
 } ra_shard;
 
-/* Which rows of the queries (and of out, dout, dq) and of the keys (k, v, dk, dv) rank `rank` of `ranks` holds. Either result may
- * be NULL. */
+/* Which rows of the queries (and of out, dout, dq) and of the keys (k, v, dk, dv) rank `rank` of `ranks` holds. Either result
+ * may be NULL. */
 RA_API ra_status ra_shard_rows(const ra_attention_desc *desc, int rank, int ranks, ra_shard *queries, ra_shard *keys);
 
 /* ----------------------------------------------------------------------------------------------------- communicators */
@@ -164,17 +156,18 @@ typedef struct ra_comm ra_comm;
 
 /* One rank: this process. */
 RA_API ra_status ra_comm_self(ra_comm **comm);
-/* `ranks` handles in one process; each belongs to one thread of the caller. Destroy each of them, in any order, from any thread. */
+/* `ranks` handles in one process; each belongs to one thread of the caller. Destroy each of them, in any order, from any
+ * thread. */
 RA_API ra_status ra_comm_threads(int ranks, ra_comm **comms);
 
-/* For ra_comm_ops.flags: only a thread that is inside one of the library's calls may call the ops. Without it a thread of the library
- * calls them too, a few times a second, so that the rank shows its peers that it lives while it computes or is busy elsewhere; with
- * it the peers grant this rank the start timeout as its timeout. */
+/* For ra_comm_ops.flags: only a thread that is inside one of the library's calls may call the ops. Without it a thread of the
+ * library calls them too, a few times a second, so that the rank shows its peers that it lives while it computes or is busy
+ * elsewhere; with it the peers grant this rank the start timeout as its timeout. */
 #define RA_COMM_CALLER_THREAD 1u
 
-/* A caller's own transport. Point-to-point, nonblocking, matched by (peer, tag) in posting order. Calls come from one thread at a
- * time, not always the same. A request is finished by the first call that reports done = 1 or an error; the library never touches
- * it again. */
+/* A caller's own transport. Point-to-point, nonblocking, matched by (peer, tag) in posting order. Calls come from one thread at
+ * a time, not always the same. A request is finished by the first call that reports done = 1 or an error; the library never
+ * touches it again. */
 typedef struct ra_comm_ops {
     uint32_t struct_size; /* sizeof(ra_comm_ops) */
     uint32_t flags;       /* 0 or RA_COMM_CALLER_THREAD */
@@ -193,10 +186,10 @@ typedef struct ra_comm_ops {
 } ra_comm_ops;
 RA_API ra_status ra_comm_custom(const ra_comm_ops *ops, void *ctx, int rank, int ranks, ra_comm **comm);
 
-/* One rank of a group played alone: what its peers would send is made by the caller instead, so that a job too large for one machine can be
- * measured and checked rank by rank. Sends go nowhere and are counted; gradients of peers count as zero, so out, lse and dq are those of
- * the whole job, and dk and dv hold this rank's own share. Sharded queries only.
- * make_row writes the head_dim elements of a row of k (value false) or v (value true); it may be called from several threads. */
+/* One rank of a group played alone: what its peers would send is made by the caller instead, so that a job too large for one
+ * machine can be measured and checked rank by rank. Sends go nowhere and are counted; gradients of peers count as zero, so out,
+ * lse and dq are those of the whole job, and dk and dv hold this rank's own share. Sharded queries only.
+ * make_row writes the head_dim elements of a row of k (value false) or v (value true), from several threads at once. */
 typedef struct ra_solo_ops {
     uint32_t struct_size; /* sizeof(ra_solo_ops) */
     void (*make_row)(void *ctx, bool value, int64_t batch, int64_t key, int64_t kv_head, void *elements);
@@ -210,8 +203,8 @@ RA_API int ra_comm_size(const ra_comm *comm);
 RA_API const char *ra_comm_transport(const ra_comm *comm);
 /* Seconds of silence before a peer counts as lost (default 60), and seconds for every rank to arrive (default 600). */
 RA_API ra_status ra_comm_set_timeout(ra_comm *comm, double timeout, double start_timeout);
-/* Every rank contributes `bytes` bytes (as many everywhere) and gets those of all ranks, in rank order: all has room for ranks * bytes. It
- * returns when every rank has called it; with 0 bytes it is a barrier. */
+/* Every rank contributes `bytes` bytes (as many everywhere) and gets those of all ranks, in rank order: all has room for
+ * ranks * bytes. It returns when every rank has called it; with 0 bytes it is a barrier. */
 RA_API ra_status ra_comm_allgather(ra_comm *comm, const void *mine, void *all, int64_t bytes);
 /* Breaks the communicator here and tells the peers, which fail with the same reason. Never waits. */
 RA_API void ra_comm_abort(ra_comm *comm, ra_status status, const char *reason);
@@ -222,8 +215,8 @@ RA_API void ra_comm_destroy(ra_comm *comm);
 
 typedef struct ra_plan ra_plan;
 
-/* Plans the attention of `desc` over the ranks of comm, agrees on it with every rank (or says who differs in what), and reserves
- * the workspace. Every rank calls it. Plans are cached in comm by configuration: a repeated call costs a lookup. */
+/* Plans the attention of `desc` over the ranks of comm, agrees on it with every rank (or says who differs in what), and
+ * reserves the workspace. Every rank calls it. Plans are cached in comm by configuration: a repeated call costs a lookup. */
 RA_API ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan **plan);
 /* Gives the plan back to comm's cache; safe for NULL. */
 RA_API void ra_plan_destroy(ra_plan *plan);
@@ -232,16 +225,16 @@ RA_API void ra_plan_destroy(ra_plan *plan);
 typedef struct ra_rank_summary {
     uint32_t struct_size; /* sizeof(ra_rank_summary), set by the caller */
     int32_t rank;
-    int64_t rows_q, rows_k;     /* local rows */
-    int64_t pairs;              /* attended (query, key, query head) triples over the batch; each branch of `mix` counts */
-    int64_t holes;              /* (query row, query head) pairs over the batch without any key; -1: too long to count (mixed branches) */
-    int64_t bytes_sent;         /* payload, forward */
+    int64_t rows_q, rows_k; /* local rows */
+    int64_t pairs;          /* attended (query, key, query head) triples over the batch; each branch of `mix` counts */
+    int64_t holes; /* (query row, query head) pairs over the batch without any key; -1: too long to count (mixed branches) */
+    int64_t bytes_sent; /* payload, forward */
     int64_t bytes_sent_backward;
-    int64_t hops;               /* steps in which this rank receives, forward */
-    int64_t items;              /* work items; independent of the sequence length */
-    int64_t shard_bytes;        /* q, k, v, out, lse */
+    int64_t hops;                 /* steps in which this rank receives, forward */
+    int64_t items;                /* work items; independent of the sequence length */
+    int64_t shard_bytes;          /* q, k, v, out, lse */
     int64_t shard_bytes_backward; /* dout, dq, dk, dv more */
-    int64_t workspace_bytes;    /* forward */
+    int64_t workspace_bytes;      /* forward */
     int64_t workspace_bytes_backward;
     ra_schedule schedule; /* what is chosen where the descriptor leaves a choice, the same on every rank, and why */
     int64_t bucket;
@@ -250,12 +243,13 @@ typedef struct ra_rank_summary {
 
 /* The summary of any rank of any group size, without a communicator. */
 RA_API ra_status ra_plan_summary(const ra_attention_desc *desc, int rank, int ranks, ra_rank_summary *summary);
-/* The summaries of all ranks, of which what they share is worked out only once. Each of the `ranks` entries has its struct_size set. */
+/* The summaries of all ranks, of which what they share is worked out only once. Each of the `ranks` entries has its struct_size
+ * set. */
 RA_API ra_status ra_plan_summaries(const ra_attention_desc *desc, int ranks, ra_rank_summary *summaries);
 
 /* Where and when a query meets a key: the key's rank sends it round in buckets, one hop a step. */
 typedef struct ra_meeting {
-    uint32_t struct_size;  /* sizeof(ra_meeting), set by the caller */
+    uint32_t struct_size; /* sizeof(ra_meeting), set by the caller */
     int32_t query_rank, key_rank;
     int64_t round, bucket; /* in which the key travels */
     int64_t hop;           /* hops from the key's rank to the query's; 0: it need not travel */
@@ -263,8 +257,8 @@ typedef struct ra_meeting {
 } ra_meeting;
 
 /* Only for pairs that the pattern attends to in this branch (window and key range are not looked at); RA_INVALID for others. */
-RA_API ra_status ra_plan_meeting(const ra_attention_desc *desc, int ranks, int64_t query, int64_t key, int64_t head, int64_t branch,
-                                 ra_meeting *meeting);
+RA_API ra_status ra_plan_meeting(const ra_attention_desc *desc, int ranks, int64_t query, int64_t key, int64_t head,
+                                 int64_t branch, ra_meeting *meeting);
 
 /* Bytes of workspace that the plan has reserved for forward and for backward on this rank. */
 RA_API int64_t ra_plan_workspace(const ra_plan *plan, bool backward);
@@ -297,7 +291,8 @@ typedef struct ra_forward_args {
     void *stream;      /* CUDA: the stream to run on; CPU: NULL */
 } ra_forward_args;
 
-/* Every rank calls it. Returns when out and lse are written (CPU) or enqueued (CUDA). After an error the outputs are unspecified. */
+/* Every rank calls it. Returns when out and lse are written (CPU) or enqueued (CUDA). After an error the outputs are
+ * unspecified. */
 RA_API ra_status ra_forward(ra_plan *plan, const ra_forward_args *args);
 
 typedef struct ra_backward_args {
@@ -315,10 +310,10 @@ RA_API ra_status ra_attention(const ra_attention_desc *desc, const ra_forward_ar
 /* -------------------------------------------------------------------------------------------------------- statistics */
 
 typedef struct ra_stats_data {
-    uint32_t struct_size; /* sizeof(ra_stats_data), set by the caller */
-    int64_t steps;        /* of the latest ra_forward or ra_backward */
-    int64_t bytes_sent, bytes_received; /* payload, latest call */
-    double compute_seconds, wait_seconds; /* latest call */
+    uint32_t struct_size;                                   /* sizeof(ra_stats_data), set by the caller */
+    int64_t steps;                                          /* of the latest ra_forward or ra_backward */
+    int64_t bytes_sent, bytes_received;                     /* payload, latest call */
+    double compute_seconds, wait_seconds;                   /* latest call */
     int64_t pool_in_use, pool_peak, pool_hits, pool_misses; /* bytes, bytes, requests, requests */
     int64_t cache_hits, cache_misses, cache_entries;        /* of the plan cache */
 } ra_stats_data;
@@ -327,8 +322,9 @@ RA_API ra_status ra_stats(const ra_plan *plan, ra_stats_data *stats);
 /* The pool and cache counters alone. */
 RA_API ra_status ra_comm_stats(const ra_comm *comm, ra_stats_data *stats);
 
-/* A stretch of time on a rank: what it did from `begin` to `end` (seconds of CLOCK_MONOTONIC). Computing and waiting follow each other and
- * never overlap; sends and receives go on beside them, from when they are posted to when they are known to be done. */
+/* A stretch of time on a rank: what it did from `begin` to `end` (seconds of CLOCK_MONOTONIC). Computing and waiting follow
+ * each other and never overlap; sends and receives go on beside them, from when they are posted to when they are known to be
+ * done. */
 typedef enum ra_activity { RA_COMPUTE = 0, RA_WAIT = 1, RA_SEND = 2, RA_RECEIVE = 3 } ra_activity;
 typedef struct ra_trace_event {
     ra_activity activity;
@@ -343,8 +339,8 @@ RA_API ra_status ra_comm_set_tracer(ra_comm *comm, void (*event)(void *ctx, cons
 
 /* ------------------------------------------------------------------------------------------- replaceable environment */
 
-/* The allocator of everything the library allocates from then on. Call before any other function, from one thread. NULLs restore the
- * default. align is a power of two; free gets what alloc returned, with its size. */
+/* The allocator of everything the library allocates from then on. Call before any other function, from one thread. NULLs
+ * restore the default. align is a power of two; free gets what alloc returned, with its size. */
 typedef struct ra_allocator {
     void *(*alloc)(void *ctx, size_t bytes, size_t align);
     void (*free)(void *ctx, void *ptr, size_t bytes);
@@ -353,8 +349,9 @@ typedef struct ra_allocator {
 RA_API void ra_set_allocator(const ra_allocator *allocator);
 
 typedef enum ra_log_level { RA_LOG_NONE = 0, RA_LOG_WARN = 1, RA_LOG_INFO = 2, RA_LOG_TRACE = 3 } ra_log_level;
-/* Where log lines go (default: stderr, at the level of RINGATTN_DEBUG, which is warn unless it is set). A communicator that breaks leaves
- * one post-mortem for each rank, a text of several lines: RA_LOG_WARN if communication failed, RA_LOG_INFO if a rank gave up. */
+/* Where log lines go (default: stderr, at the level of RINGATTN_DEBUG, which is warn unless it is set). A communicator that
+ * breaks leaves one post-mortem for each rank, a text of several lines: RA_LOG_WARN if communication failed, RA_LOG_INFO if a
+ * rank gave up. */
 RA_API void ra_set_logger(void (*log)(void *ctx, ra_log_level level, const char *line), void *ctx, ra_log_level level);
 
 /* --------------------------------------------------------------------------------------------------------- machine */

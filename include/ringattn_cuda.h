@@ -1,13 +1,13 @@
 /* ringattn on NVIDIA GPUs: is there one, and device memory for programs that do not use CUDA themselves.
  *
- * Programs that do use CUDA need nothing from here: set ra_attention_desc.device to RA_DEVICE_CUDA and pass device pointers and a
- * cudaStream_t to ra_forward. The CUDA part is a shared object of its own, loaded by the first call that needs it; without it, or
- * without a usable GPU, calls return RA_NOT_AVAILABLE and ra_last_error() says why. Every call concerns the calling thread's
- * current device.
+ * Programs that do use CUDA need nothing from here: set ra_attention_desc.device to RA_DEVICE_CUDA and pass device pointers and
+ * a cudaStream_t to ra_forward. The CUDA part is a shared object of its own, loaded by the first call that needs it; without
+ * it, or without a usable GPU, calls return RA_NOT_AVAILABLE and ra_last_error() says why. Every call concerns the calling
+ * thread's current device.
  *
- * ra_forward enqueues its work on the stream and returns; it neither waits nor, after the plan was made, allocates (a further stream,
- * or a capture, takes a workspace of its own once). Calls on several streams may overlap. At one rank a call can be captured into a
- * graph, which then keeps the call's workspace for as long as the process lives.
+ * ra_forward enqueues its work on the stream and returns; it neither waits nor, after the plan was made, allocates (a further
+ * stream, or a capture, takes a workspace of its own once). Calls on several streams may overlap. At one rank a call can be
+ * captured into a graph, which then keeps the call's workspace for as long as the process lives.
  */
 #ifndef RINGATTN_CUDA_H
 #define RINGATTN_CUDA_H
@@ -25,7 +25,8 @@ typedef struct ra_cuda_device {
     int64_t memory; /* bytes in all */
 } ra_cuda_device;
 
-/* Describes the current device (device may be NULL). RA_NOT_AVAILABLE: no CUDA part, no driver, no GPU, or one before Ampere. */
+/* Describes the current device (device may be NULL). RA_NOT_AVAILABLE: no CUDA part, no driver, no GPU, or one before
+ * Ampere. */
 RA_API ra_status ra_cuda_probe(ra_cuda_device *device);
 
 /* Device memory. RA_NOMEM when there is none. Free is safe for NULL. */

@@ -36,8 +36,16 @@ static int setup(void **state) {
     f->forward.v.data = f->v;
     f->forward.out.data = f->out;
     f->forward.lse.data = f->lse;
-    f->backward = (ra_backward_args){.q = f->forward.q, .k = f->forward.k, .v = f->forward.v, .out = f->forward.out,
-                                     .lse = f->forward.lse, .dout = tensor, .dlse = lse, .dq = tensor, .dk = tensor, .dv = tensor};
+    f->backward = (ra_backward_args){.q = f->forward.q,
+                                     .k = f->forward.k,
+                                     .v = f->forward.v,
+                                     .out = f->forward.out,
+                                     .lse = f->forward.lse,
+                                     .dout = tensor,
+                                     .dlse = lse,
+                                     .dq = tensor,
+                                     .dk = tensor,
+                                     .dv = tensor};
     f->backward.dout.data = f->dout;
     f->backward.dlse.data = f->dlse;
     f->backward.dq.data = f->dq;
@@ -130,15 +138,18 @@ static void backward_refuses_bad_tensors(void **state) {
     struct {
         const char *name;
         size_t offset;
-    } list[] = {{"q", offsetof(ra_backward_args, q)},     {"k", offsetof(ra_backward_args, k)},   {"v", offsetof(ra_backward_args, v)},
-                {"out", offsetof(ra_backward_args, out)}, {"lse", offsetof(ra_backward_args, lse)}, {"dout", offsetof(ra_backward_args, dout)},
-                {"dq", offsetof(ra_backward_args, dq)},   {"dk", offsetof(ra_backward_args, dk)}, {"dv", offsetof(ra_backward_args, dv)}};
+    } list[] = {{"q", offsetof(ra_backward_args, q)},     {"k", offsetof(ra_backward_args, k)},
+                {"v", offsetof(ra_backward_args, v)},     {"out", offsetof(ra_backward_args, out)},
+                {"lse", offsetof(ra_backward_args, lse)}, {"dout", offsetof(ra_backward_args, dout)},
+                {"dq", offsetof(ra_backward_args, dq)},   {"dk", offsetof(ra_backward_args, dk)},
+                {"dv", offsetof(ra_backward_args, dv)}};
     for (size_t n = 0; n < 9; n++) {
         ra_backward_args args = f->backward;
         ((ra_tensor *)(void *)((char *)&args + list[n].offset))->data = NULL;
         invalid(ra_backward(f->plan, &args), list[n].name);
     }
-    static const size_t outputs[] = {offsetof(ra_backward_args, dq), offsetof(ra_backward_args, dk), offsetof(ra_backward_args, dv)};
+    static const size_t outputs[] = {offsetof(ra_backward_args, dq), offsetof(ra_backward_args, dk),
+                                     offsetof(ra_backward_args, dv)};
     static const char *const names[] = {"dq", "dk", "dv"};
     for (size_t n = 0; n < 3; n++) {
         float *inputs[] = {f->q, f->k, f->v, f->out, f->dout, f->lse, f->dlse, n == 0 ? f->dk : f->dq, n == 2 ? f->dk : f->dv};
@@ -240,7 +251,10 @@ static void communicators_refuse_bad_arguments(void **state) {
     invalid(ra_comm_threads(0, comms), "ranks");
     invalid(ra_comm_threads(-1, comms), "ranks");
     invalid(ra_comm_threads(2, NULL), "comm");
-    const ra_comm_ops ops = {.struct_size = sizeof ops, .post_recv = refuse_post, .post_send = refuse_send, .wait = refuse_wait,
+    const ra_comm_ops ops = {.struct_size = sizeof ops,
+                             .post_recv = refuse_post,
+                             .post_send = refuse_send,
+                             .wait = refuse_wait,
                              .cancel = refuse_cancel};
     invalid(ra_comm_custom(NULL, NULL, 0, 1, &comm), "ops");
     invalid(ra_comm_custom(&ops, NULL, 0, 1, NULL), "comm");

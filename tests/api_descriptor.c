@@ -1,5 +1,5 @@
-/* Every field of the descriptor with every kind of wrong value: the status, and a sentence that names the field, from each function
- * that takes a descriptor. Statuses and enum values are pinned. */
+/* Every field of the descriptor with every kind of wrong value: the status, and a sentence that names the field, from each
+ * function that takes a descriptor. Statuses and enum values are pinned. */
 #include <limits.h>
 #include <math.h>
 #include <stdlib.h>

@@ -1,5 +1,5 @@
-/* Ranks that hold different configurations: every field, on every rank, is found before anything is computed, and all ranks name the same
- * field and both values. What may differ (kernel, threads) does not matter. */
+/* Ranks that hold different configurations: every field, on every rank, is found before anything is computed, and all ranks
+ * name the same field and both values. What may differ (kernel, threads) does not matter. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -44,32 +44,19 @@ static const struct change {
     const char *field;
     void (*change)(test_case *c);
 } changes[] = {
-    {"dtype", change_dtype},
-    {"batch", change_batch},
-    {"seq_q", change_seq_q},
-    {"seq_k", change_seq_k},
-    {"heads", change_heads},
-    {"kv_heads", change_kv_heads},
-    {"head_dim", change_head_dim},
-    {"segment_lengths", change_segments},
-    {"dilation_rates", change_rates},
-    {"segment_lengths", change_branches},
-    {"combine", change_combine},
-    {"offset", change_offset},
-    {"dilate_queries", change_dilate},
-    {"window_right", change_causal},
-    {"window_left", change_left},
-    {"window_right", change_right},
-    {"key_begin", change_key_begin},
-    {"key_end", change_key_end},
-    {"key_begin", change_key_range},
-    {"scale", change_scale},
-    {"dropout", change_dropout},
-    {"seed", change_seed},
-    {"layout", change_layout},
-    {"schedule", change_schedule},
-    {"bucket", change_bucket},
-    {"memory_limit", change_limit},
+    {"dtype", change_dtype},           {"batch", change_batch},
+    {"seq_q", change_seq_q},           {"seq_k", change_seq_k},
+    {"heads", change_heads},           {"kv_heads", change_kv_heads},
+    {"head_dim", change_head_dim},     {"segment_lengths", change_segments},
+    {"dilation_rates", change_rates},  {"segment_lengths", change_branches},
+    {"combine", change_combine},       {"offset", change_offset},
+    {"dilate_queries", change_dilate}, {"window_right", change_causal},
+    {"window_left", change_left},      {"window_right", change_right},
+    {"key_begin", change_key_begin},   {"key_end", change_key_end},
+    {"key_begin", change_key_range},   {"scale", change_scale},
+    {"dropout", change_dropout},       {"seed", change_seed},
+    {"layout", change_layout},         {"schedule", change_schedule},
+    {"bucket", change_bucket},         {"memory_limit", change_limit},
     {"checksum", change_checksum},
 };
 

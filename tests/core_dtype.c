@@ -1,4 +1,5 @@
-/* Element types and their conversions. Rounding is checked at every tie and just beside it, which pins down a monotone function. */
+/* Element types and their conversions. Rounding is checked at every tie and just beside it, which pins down a monotone
+ * function. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

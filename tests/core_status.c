@@ -18,9 +18,9 @@
 
 static void status_values_and_names_are_pinned(void **state) {
     (void)state;
-    static const char *const names[] = {"RA_OK",       "RA_INVALID",  "RA_NOMEM",    "RA_IO",
-                                        "RA_PEER_LOST", "RA_TIMEOUT",  "RA_DISAGREE", "RA_PROTOCOL",
-                                        "RA_NOT_AVAILABLE", "RA_ABORTED", "RA_DEVICE", "RA_INTERNAL"};
+    static const char *const names[] = {
+        "RA_OK",       "RA_INVALID",  "RA_NOMEM",         "RA_IO",      "RA_PEER_LOST", "RA_TIMEOUT",
+        "RA_DISAGREE", "RA_PROTOCOL", "RA_NOT_AVAILABLE", "RA_ABORTED", "RA_DEVICE",    "RA_INTERNAL"};
     for (int i = 0; i < 12; i++) assert_string_equal(ra_status_name((ra_status)i), names[i]);
     assert_int_equal(RA_OK, 0);
     assert_int_equal(RA_INTERNAL, 11);
@@ -137,7 +137,7 @@ static void check_stderr(const char *self, const char *value, const char *expect
     }
     close(ends[1]);
     size_t used = 0;
-    for (ssize_t got = 1; got > 0 && used < sizeof text - 1; used += got > 0 ? (size_t)got : 0)
+    for (ssize_t got = 1; got > 0 && used<sizeof text - 1; used += got> 0 ? (size_t)got : 0)
         got = read(ends[0], text + used, sizeof text - 1 - used);
     close(ends[0]);
     int status;
@@ -173,8 +173,12 @@ static void cpu_features_are_those_that_the_system_lists(void **state) {
     (void)state;
     static const struct {
         const char *ours, *systems;
-    } names[] = {{"avx512-bf16", "avx512_bf16"}, {"amx-tile", "amx_tile"}, {"amx-bf16", "amx_bf16"}, {"neon", "asimd"},
-                 {"fp16", "asimdhp"},            {"dotprod", "asimddp"}};
+    } names[] = {{"avx512-bf16", "avx512_bf16"},
+                 {"amx-tile", "amx_tile"},
+                 {"amx-bf16", "amx_bf16"},
+                 {"neon", "asimd"},
+                 {"fp16", "asimdhp"},
+                 {"dotprod", "asimddp"}};
     FILE *file = fopen("/proc/cpuinfo", "r");
     assert_non_null(file);
     static char line[8192], listed[8200];

@@ -1,4 +1,5 @@
-/* Worker threads. Results are written without atomics on purpose: the thread sanitizer then proves that running a job orders them. */
+/* Worker threads. Results are written without atomics on purpose: the thread sanitizer then proves that running a job orders
+ * them. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -22,8 +23,8 @@ enum { MOST_TASKS = 1000, MOST_WORKERS = 8 };
 
 typedef struct job {
     int workers;
-    int runs[MOST_TASKS];            /* times an index was run */
-    int64_t latest[MOST_WORKERS];    /* index that a worker ran last */
+    int runs[MOST_TASKS];         /* times an index was run */
+    int64_t latest[MOST_WORKERS]; /* index that a worker ran last */
     atomic_int out_of_order, strange_worker;
     int64_t result[MOST_TASKS];
 } job;

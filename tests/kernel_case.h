@@ -1,7 +1,7 @@
 /* Random kernel steps, and their results by a naive float64 loop over the definition of an item (core/item.h).
  *
- * Every tensor lies in its own mapping with an unreadable page on each side, close to one of them, at an offset of 0..63 bytes. What an
- * item does not address is NaN, and must stay as it was. */
+ * Every tensor lies in its own mapping with an unreadable page on each side, close to one of them, at an offset of 0..63 bytes.
+ * What an item does not address is NaN, and must stay as it was. */
 #ifndef KERNEL_CASE_H
 #define KERNEL_CASE_H
 
@@ -36,7 +36,9 @@ static inline uint32_t rng_word(rng *r) {
     r->count++;
     return ra_philox4x32(r->seed, (uint32_t)r->count, (uint32_t)(r->count >> 32), 7, 7).word[0];
 }
-static inline int64_t rng_int(rng *r, int64_t low, int64_t high) { return low + (int64_t)(rng_word(r) % (uint64_t)(high - low + 1)); }
+static inline int64_t rng_int(rng *r, int64_t low, int64_t high) {
+    return low + (int64_t)(rng_word(r) % (uint64_t)(high - low + 1));
+}
 static inline bool rng_one_in(rng *r, int n) { return rng_int(r, 1, n) == 1; }
 static inline double rng_normal(rng *r) {
     const double u = ((double)rng_word(r) + 0.5) / 4294967296.0, v = (double)rng_word(r) / 4294967296.0;
@@ -56,8 +58,8 @@ typedef struct guarded {
     size_t map_bytes;
     ra_tensor tensor;
     ra_dtype dtype;
-    int64_t elements; /* allocated */
-    char *copy;       /* of what was there at first */
+    int64_t elements;    /* allocated */
+    char *copy;          /* of what was there at first */
     unsigned char *used; /* elements that an index reaches */
     double *values;      /* all elements in float64, as of guarded_read */
     int64_t batches, rows, heads, dim;
@@ -162,11 +164,11 @@ typedef struct kernel_case {
     bool single;
     int64_t rows_k;
     guarded q, dout, k[MAX_ITEMS], v[MAX_ITEMS];
-    guarded out, lse, acc, m, l;                             /* forward */
-    guarded delta, dq, dk[MAX_ITEMS], dv[MAX_ITEMS];         /* backward; lse is an input there */
-    double *want_out, *want_lse, *want_dq;                   /* [B, rows, heads(, D)] */
+    guarded out, lse, acc, m, l;                     /* forward */
+    guarded delta, dq, dk[MAX_ITEMS], dv[MAX_ITEMS]; /* backward; lse is an input there */
+    double *want_out, *want_lse, *want_dq;           /* [B, rows, heads(, D)] */
     double *m_out, *m_lse, *m_dq;
-    double *want_dk[MAX_ITEMS], *want_dv[MAX_ITEMS];         /* [B, rows_k, head index, D] */
+    double *want_dk[MAX_ITEMS], *want_dv[MAX_ITEMS]; /* [B, rows_k, head index, D] */
     double *m_dk[MAX_ITEMS], *m_dv[MAX_ITEMS];
     double max_score;
 } kernel_case;
@@ -180,7 +182,7 @@ typedef struct case_options {
     bool few;           /* query rows against many keys */
     double scale;       /* times the usual one; 0 means 1 */
     bool zero_scale;
-    bool two_types; /* f32 and bf16 alone */
+    bool two_types;          /* f32 and bf16 alone */
     int64_t rows, keys, dim; /* of one item of one turn; 0: random */
 } case_options;
 
@@ -296,7 +298,8 @@ static inline void case_forward_reference(kernel_case *c) {
     }
     case_pairs(c, visit_max, &s);
     case_pairs(c, visit_sum, &s);
-    for (int64_t i = 0; i < rows; i++) c->want_lse[i] = s.sum[i] == 0 ? -INFINITY : (isfinite(s.max[i]) ? s.max[i] : 0) + log(s.sum[i]);
+    for (int64_t i = 0; i < rows; i++)
+        c->want_lse[i] = s.sum[i] == 0 ? -INFINITY : (isfinite(s.max[i]) ? s.max[i] : 0) + log(s.sum[i]);
     case_pairs(c, visit_out, NULL);
     free(s.max);
     free(s.sum);
@@ -387,9 +390,13 @@ static inline void random_item(rng *r, kernel_case *c, int n, const case_options
     t->heads.step = rng_int(r, 1, 2);
     t->heads.start = rng_int(r, 0, p->kv_heads - 1);
     t->heads.count = rng_int(r, 1, (p->kv_heads - 1 - t->heads.start) / t->heads.step + 1);
-    t->q = (ra_item_rows){.row = rng_int(r, 0, 3), .row_step = rng_int(r, 1, 3), .pos_step = rng_int(r, 1, 4),
+    t->q = (ra_item_rows){.row = rng_int(r, 0, 3),
+                          .row_step = rng_int(r, 1, 3),
+                          .pos_step = rng_int(r, 1, 4),
                           .count = rng_one_in(r, 20) ? 0 : rng_count(r, o->max_rows)};
-    t->k = (ra_item_rows){.row = rng_int(r, 0, 3), .row_step = rng_int(r, 1, 3), .pos_step = rng_int(r, 1, 4),
+    t->k = (ra_item_rows){.row = rng_int(r, 0, 3),
+                          .row_step = rng_int(r, 1, 3),
+                          .pos_step = rng_int(r, 1, 4),
                           .count = rng_one_in(r, 20) ? 0 : rng_count(r, o->max_keys)};
     t->q.pos = rng_int(r, -20, 20);
     t->k.pos = rng_int(r, 0, 20);
@@ -425,8 +432,8 @@ static inline int64_t item_rows_end(const ra_item *t, bool keys) {
 }
 
 static inline kernel_case *case_new(uint64_t seed, ra_dtype dtype, const case_options *o) {
-    static const int64_t dims[] = {1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 24, 31, 32, 33, 40, 63, 64, 65, 72, 80, 96, 100, 127, 128, 129, 160, 192,
-                                   250, 255, 256};
+    static const int64_t dims[] = {1,  2,  3,  4,  5,  7,  8,   9,   15,  16,  17,  24,  31,  32,  33, 40,
+                                   63, 64, 65, 72, 80, 96, 100, 127, 128, 129, 160, 192, 250, 255, 256};
     kernel_case *c = calloc(1, sizeof *c);
     rng r = {.seed = seed};
     ra_problem *p = &c->problem;
@@ -434,8 +441,9 @@ static inline kernel_case *case_new(uint64_t seed, ra_dtype dtype, const case_op
     p->batch = o->rows ? 1 : rng_int(&r, 1, 2);
     p->kv_heads = o->rows ? 1 : rng_int(&r, 1, 3);
     p->heads = p->kv_heads * (o->rows ? 1 : rng_int(&r, 1, 3));
-    p->head_dim = rng_one_in(&r, 2) ? dims[rng_int(&r, 0, (int64_t)(sizeof dims / sizeof *dims) - 1)]
-                  : rng_one_in(&r, 2) ? (rng_one_in(&r, 2) ? 64 : 128) : rng_int(&r, 1, 256);
+    p->head_dim = rng_one_in(&r, 2)   ? dims[rng_int(&r, 0, (int64_t)(sizeof dims / sizeof *dims) - 1)]
+                  : rng_one_in(&r, 2) ? (rng_one_in(&r, 2) ? 64 : 128)
+                                      : rng_int(&r, 1, 256);
     p->scale = rng_one_in(&r, 3) ? 0.25 / sqrt((double)p->head_dim) : 1 / sqrt((double)p->head_dim);
     if (o->dim) p->head_dim = o->dim;
     if (o->scale != 0 || o->zero_scale) p->scale *= o->scale;
@@ -540,12 +548,23 @@ static inline void case_forward(kernel_case *c, const ra_kernel *kernel, ra_work
     guarded *outputs[] = {&c->out, &c->lse, &c->acc, &c->m, &c->l};
     for (int i = 0; i < 5; i++) guarded_keep(outputs[i]);
     const ra_tensor none = {0};
-    ra_rows_fill(&c->problem, workers, c->single, c->out.tensor, want_lse ? c->lse.tensor : none, c->acc.tensor, c->m.tensor, c->l.tensor);
+    ra_rows_fill(&c->problem, workers, c->single, c->out.tensor, want_lse ? c->lse.tensor : none, c->acc.tensor, c->m.tensor,
+                 c->l.tensor);
     const int64_t bytes = kernel->forward_scratch(&c->problem, ra_workers_count(workers));
     int64_t polls = 0;
-    ra_forward_step step = {.problem = &c->problem, .items = c->items, .item_count = c->item_count, .single = c->single,
-                            .q = c->q.tensor, .out = c->out.tensor, .lse = want_lse ? c->lse.tensor : none, .acc = c->acc.tensor,
-                            .m = c->m.tensor, .l = c->l.tensor, .workers = workers, .scratch = scratch_new(bytes), .poll = case_poll,
+    ra_forward_step step = {.problem = &c->problem,
+                            .items = c->items,
+                            .item_count = c->item_count,
+                            .single = c->single,
+                            .q = c->q.tensor,
+                            .out = c->out.tensor,
+                            .lse = want_lse ? c->lse.tensor : none,
+                            .acc = c->acc.tensor,
+                            .m = c->m.tensor,
+                            .l = c->l.tensor,
+                            .workers = workers,
+                            .scratch = scratch_new(bytes),
+                            .poll = case_poll,
                             .poll_arg = &polls};
     guarded_keep(&c->q);
     assert_int_equal(kernel->forward(&step), RA_OK);
@@ -576,8 +595,15 @@ static inline void case_backward(kernel_case *c, const ra_kernel *kernel, ra_wor
         }
     }
     const int64_t bytes = kernel->backward_scratch(p, ra_workers_count(workers));
-    ra_backward_step step = {.problem = p, .items = c->items, .item_count = c->item_count, .q = c->q.tensor, .dout = c->dout.tensor,
-                             .lse = c->lse.tensor, .delta = c->delta.tensor, .dq_acc = c->dq.tensor, .workers = workers,
+    ra_backward_step step = {.problem = p,
+                             .items = c->items,
+                             .item_count = c->item_count,
+                             .q = c->q.tensor,
+                             .dout = c->dout.tensor,
+                             .lse = c->lse.tensor,
+                             .delta = c->delta.tensor,
+                             .dq_acc = c->dq.tensor,
+                             .workers = workers,
                              .scratch = scratch_new(bytes)};
     assert_int_equal(kernel->backward(&step), RA_OK);
     scratch_free(step.scratch, bytes);
@@ -603,13 +629,15 @@ static inline double *read_all(const guarded *g) {
     return values;
 }
 
-static inline void check_error(const char *kernel, uint64_t seed, const char *what, ref_error error, double bound, const kernel_case *c) {
+static inline void check_error(const char *kernel, uint64_t seed, const char *what, ref_error error, double bound,
+                               const kernel_case *c) {
     if (error.ratio <= bound) return;
-    print_error("%s, %s, case %llu: %s is %.3g off at %lld (at most %.3g); D %lld, heads %lld/%lld, items %lld, single %d, rows %lld, "
-                "keys %lld\n",
-                kernel, ra_dtype_name(c->problem.dtype), (unsigned long long)seed, what, error.ratio, (long long)error.where, bound,
-                (long long)c->problem.head_dim, (long long)c->problem.heads, (long long)c->problem.kv_heads, (long long)c->item_count,
-                c->single, (long long)c->problem.rows_q, (long long)c->rows_k);
+    print_error(
+        "%s, %s, case %llu: %s is %.3g off at %lld (at most %.3g); D %lld, heads %lld/%lld, items %lld, single %d, rows %lld, "
+        "keys %lld\n",
+        kernel, ra_dtype_name(c->problem.dtype), (unsigned long long)seed, what, error.ratio, (long long)error.where, bound,
+        (long long)c->problem.head_dim, (long long)c->problem.heads, (long long)c->problem.kv_heads, (long long)c->item_count,
+        c->single, (long long)c->problem.rows_q, (long long)c->rows_k);
     fail();
 }
 
@@ -620,7 +648,8 @@ static inline void case_check_forward(const kernel_case *c, const char *kernel, 
     check_error(kernel, seed, "out", ref_compare(out, c->want_out, c->m_out, rows * c->problem.head_dim, dtype),
                 ref_bound(dtype, false, c->max_score), c);
     if (lse)
-        check_error(kernel, seed, "lse", ref_compare_lse(got_lse, c->want_lse, c->m_lse, rows), ref_bound(dtype, true, c->max_score), c);
+        check_error(kernel, seed, "lse", ref_compare_lse(got_lse, c->want_lse, c->m_lse, rows),
+                    ref_bound(dtype, true, c->max_score), c);
     free(out);
     free(got_lse);
 }
@@ -630,7 +659,8 @@ static inline void case_check_backward(const kernel_case *c, const char *kernel,
     const ra_dtype state = p->dtype == RA_F64 ? RA_F64 : RA_F32;
     const double bound = ref_bound(p->dtype, false, c->max_score);
     double *dq = read_all(&c->dq);
-    check_error(kernel, seed, "dq", ref_compare(dq, c->want_dq, c->m_dq, p->batch * p->rows_q * p->heads * p->head_dim, state), bound, c);
+    check_error(kernel, seed, "dq", ref_compare(dq, c->want_dq, c->m_dq, p->batch * p->rows_q * p->heads * p->head_dim, state),
+                bound, c);
     free(dq);
     for (int n = 0; n < c->item_count; n++) {
         const int64_t count = p->batch * c->rows_k * c->items[n].heads.count * p->head_dim;
@@ -654,8 +684,15 @@ static inline int case_share(int cases) {
 #define KERNEL_AT kernel_at
 /* The CPU kernels of the table that can run here and compute this type, each in turn. */
 static inline const ra_kernel *kernel_at(int index, ra_dtype dtype) {
-    const ra_problem any = {.dtype = dtype, .batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 64, .rows_q = 1, .scale = 0.125,
-                            .left = RA_NO_LIMIT, .right = RA_NO_LIMIT};
+    const ra_problem any = {.dtype = dtype,
+                            .batch = 1,
+                            .heads = 1,
+                            .kv_heads = 1,
+                            .head_dim = 64,
+                            .rows_q = 1,
+                            .scale = 0.125,
+                            .left = RA_NO_LIMIT,
+                            .right = RA_NO_LIMIT};
     ra_kernel_info info;
     const ra_kernel *kernel = NULL;
     for (int i = 0; ra_kernel_list(i, &info); i++) {

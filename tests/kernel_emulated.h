@@ -1,6 +1,6 @@
-/* A kernel of another processor with its vectors in plain C, as the one kernel of kernel_step.c's tests: its indices, masks and tails are
- * tested on every machine; only its instructions are not. A test defines EMULATED_NAME and EMULATED_COMPUTES(dtype), includes this file,
- * then the kernel with its functions called ra_emulated_*, then kernel_step.c. */
+/* A kernel of another processor with its vectors in plain C, as the one kernel of kernel_step.c's tests: its indices, masks and
+ * tails are tested on every machine; only its instructions are not. A test defines EMULATED_NAME and EMULATED_COMPUTES(dtype),
+ * includes this file, then the kernel with its functions called ra_emulated_*, then kernel_step.c. */
 #include <stdatomic.h>
 
 #include "cross/vec_portable.h"
@@ -11,12 +11,13 @@ RA_DECLARE_FAMILY(emulated)
 /* Tiles that the kernel hands to the scalar one are counted. */
 static atomic_int scalar_tiles;
 
-static void counted_forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
+static void counted_forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end,
+                                 void *scratch) {
     scalar_tiles++;
     ra_scalar_forward_tile(step, place, begin, end, scratch);
 }
-static void counted_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
-                                  int64_t last, void *scratch) {
+static void counted_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
+                                  int64_t first, int64_t last, void *scratch) {
     scalar_tiles++;
     ra_scalar_backward_tile(step, place, begin, end, first, last, scratch);
 }

@@ -74,14 +74,16 @@ static void forward_follows_scores_that_grow_without_bound(void **state) {
             for (int64_t b = 0; b < c->problem.batch; b++)
                 for (int64_t row = 0; row < c->problem.rows_q; row++)
                     for (int64_t head = 0; head < c->problem.heads; head++)
-                        if (c->q.used[guarded_at(&c->q, b, row, head, 0)]) guarded_set(&c->q, b, row, head, 0, row % 3 == 0 ? -1 : 1);
+                        if (c->q.used[guarded_at(&c->q, b, row, head, 0)])
+                            guarded_set(&c->q, b, row, head, 0, row % 3 == 0 ? -1 : 1);
             case_forward_reference(c);
             for (int i = 0; KERNEL_AT(i, dtypes[t]); i++) {
                 const ra_kernel *kernel = KERNEL_AT(i, dtypes[t]);
                 case_forward(c, kernel, workers, true);
                 const int64_t rows = c->problem.batch * c->problem.rows_q * c->problem.heads;
                 double *out = read_all(&c->out);
-                check_error(kernel->name, seed, "out", ref_compare(out, c->want_out, c->m_out, rows * c->problem.head_dim, dtypes[t]),
+                check_error(kernel->name, seed, "out",
+                            ref_compare(out, c->want_out, c->m_out, rows * c->problem.head_dim, dtypes[t]),
                             ref_bound(dtypes[t], false, 10) * fmax(1, c->max_score / 40), c);
                 free(out);
             }
@@ -175,7 +177,8 @@ static void results_depend_on_workers_never(const case_options *options, uint64_
                     const guarded *shape[6] = {&c->out, &c->lse, &c->dq, &c->dk[0], &c->dv[0], &c->dk[0]};
                     for (int64_t b = 0; b < c->problem.batch; b++)
                         for (int64_t row = 0; row < c->problem.rows_q; row++)
-                            for (int64_t head = 0; head < c->problem.heads; head++) guarded_set(&c->delta, b, row, head, 0, 0.25);
+                            for (int64_t head = 0; head < c->problem.heads; head++)
+                                guarded_set(&c->delta, b, row, head, 0, 0.25);
                     case_backward(c, KERNEL_AT(i, dtypes[t]), workers);
                     got[2] = read_all(&c->dq);
                     got[3] = read_all(&c->dk[0]);
@@ -212,9 +215,13 @@ static void a_poisoned_row_reaches_only_the_rows_that_attend_to_it(void **state)
         for (uint64_t seed = 9000; seed < 9000 + (uint64_t)case_share(40); seed++) {
             const bool backward = seed % 2;
             /* Kernels that take many rows in blocks give up those that meet the key, and keep the others. */
-            const case_options few = {.max_rows = 70, .max_keys = 150, .amplitude = 1},
-                               many = {.max_rows = 700, .rows = 700, .max_keys = 600, .keys = 600, .dim = 40, .amplitude = 1,
-                                       .causal = true};
+            const case_options few = {.max_rows = 70, .max_keys = 150, .amplitude = 1}, many = {.max_rows = 700,
+                                                                                                .rows = 700,
+                                                                                                .max_keys = 600,
+                                                                                                .keys = 600,
+                                                                                                .dim = 40,
+                                                                                                .amplitude = 1,
+                                                                                                .causal = true};
             const bool blocks = seed % 10 == 3;
             kernel_case *c = case_new(seed, dtypes[t], blocks ? &many : &few);
             rng r = {.seed = seed + 1};
@@ -258,7 +265,8 @@ static void rows_whose_every_score_is_minus_infinity_are_empty(void **state) {
                 for (int64_t b = 0; b < c->problem.batch; b++)
                     for (int64_t row = 0; row < c->rows_k; row++)
                         for (int64_t head = 0; head < c->k[n].heads; head++)
-                            if (c->k[n].used[guarded_at(&c->k[n], b, row, head, 0)]) guarded_set(&c->k[n], b, row, head, 0, -INFINITY);
+                            if (c->k[n].used[guarded_at(&c->k[n], b, row, head, 0)])
+                                guarded_set(&c->k[n], b, row, head, 0, -INFINITY);
             for (int64_t b = 0; b < c->problem.batch; b++)
                 for (int64_t row = 0; row < c->problem.rows_q; row++)
                     for (int64_t head = 0; head < c->problem.heads; head++)
@@ -306,10 +314,12 @@ static void gradients_are_the_slopes_of_forward(void **state) {
     const ra_kernel *scalar;
     assert_int_equal(ra_kernel_find("scalar", RA_DEVICE_CPU, &any, &scalar), RA_OK);
     for (uint64_t seed = 11000; seed < 11000 + (uint64_t)case_share(12); seed++) {
-        kernel_case *c = case_new(seed, RA_F64, &(case_options){.max_rows = 20, .max_keys = 30, .amplitude = 1, .dropout = seed % 3 == 0});
+        kernel_case *c =
+            case_new(seed, RA_F64, &(case_options){.max_rows = 20, .max_keys = 30, .amplitude = 1, .dropout = seed % 3 == 0});
         const double dlse = 0.375;
         objective(c, scalar, workers, dlse);
-        guarded dlse_tensor = guarded_new(&(rng){.seed = seed}, RA_F64, c->problem.batch, c->problem.rows_q, c->problem.heads, 0);
+        guarded dlse_tensor =
+            guarded_new(&(rng){.seed = seed}, RA_F64, c->problem.batch, c->problem.rows_q, c->problem.heads, 0);
         for (int64_t i = 0; i < dlse_tensor.elements; i++) set_element(dlse_tensor.tensor.data, RA_F64, i, dlse);
         ra_rows_delta(&c->problem, workers, c->dout.tensor, c->out.tensor, dlse_tensor.tensor, c->delta.tensor);
         case_backward(c, scalar, workers);
@@ -318,8 +328,8 @@ static void gradients_are_the_slopes_of_forward(void **state) {
         for (int tries = 0; tries < 60; tries++) {
             guarded *x = input[tries % 3], *g = gradient[tries % 3];
             if (x->rows == 0) continue;
-            const int64_t b = rng_int(&r, 0, x->batches - 1), row = rng_int(&r, 0, x->rows - 1), head = rng_int(&r, 0, x->heads - 1),
-                          d = rng_int(&r, 0, x->dim - 1);
+            const int64_t b = rng_int(&r, 0, x->batches - 1), row = rng_int(&r, 0, x->rows - 1),
+                          head = rng_int(&r, 0, x->heads - 1), d = rng_int(&r, 0, x->dim - 1);
             if (!x->used[guarded_at(x, b, row, head, d)]) continue;
             const double here = guarded_get(x, b, row, head, d), h = 1e-5, slope = guarded_get(g, b, row, head, d);
             guarded_set(x, b, row, head, d, here + h);

@@ -1,4 +1,5 @@
-/* What the plan says without running: pairs and holes of each rank, bytes against closed formulas, items that do not grow with n. */
+/* What the plan says without running: pairs and holes of each rank, bytes against closed formulas, items that do not grow with
+ * n. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,7 +16,8 @@ static ra_rank_summary summary(const test_case *c, int rank) {
 static bool holds_row(const ra_shard *shard, int64_t x) {
     for (int part = 0; part < 2; part++) {
         const ra_rows *rows = &shard->rows[part];
-        if (rows->count && x >= rows->start && (x - rows->start) % rows->step == 0 && (x - rows->start) / rows->step < rows->count)
+        if (rows->count && x >= rows->start && (x - rows->start) % rows->step == 0 &&
+            (x - rows->start) / rows->step < rows->count)
             return true;
     }
     return false;

@@ -1,6 +1,6 @@
-/* The plan of the ring, walked on paper: without running anything, the work items of all ranks meet each attended pair exactly once and
- * no other pair, in the right rows; every send has its receive, of the same size and in the same order; and no attended pair has a row
- * that its rank takes for unused. */
+/* The plan of the ring, walked on paper: without running anything, the work items of all ranks meet each attended pair exactly
+ * once and no other pair, in the right rows; every send has its receive, of the same size and in the same order; and no
+ * attended pair has a row that its rank takes for unused. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,7 +28,7 @@ typedef struct paper {
     const test_case *c;
     ra_plan *plan;
     ra_shard queries, keys;
-    unsigned char *met; /* [branch][kv head][query][key] */
+    unsigned char *met;             /* [branch][kv head][query][key] */
     unsigned char *used_q, *used_k; /* [head][query], [kv head][key]: in how many sets of used rows */
     lane sends[MAX_RANKS][MAX_RANKS], receives[MAX_RANKS][MAX_RANKS]; /* [from][to] */
     int64_t items;
@@ -45,7 +45,8 @@ static int64_t packed_position(const ra_route *route, const ra_piece *piece, int
     const ra_ring *ring = &route->rings.rings[piece->ring];
     const ra_item_rows *rows = &ring->sources[piece->source].rows;
     assert_true(index >= 0 && index < piece->repeats * piece->rows);
-    return rows->pos + (piece->first_repeat + index / piece->rows) * ring->shift + (piece->first_row + index % piece->rows) * rows->pos_step;
+    return rows->pos + (piece->first_repeat + index / piece->rows) * ring->shift +
+           (piece->first_row + index % piece->rows) * rows->pos_step;
 }
 
 static void meet(paper *p, const ra_item *item, const ra_piece *piece, bool packed) {
@@ -114,7 +115,8 @@ static void walk_rank(paper *p, int rank) {
     for (int64_t i = 0; i < view->local_count; i++) {
         const ra_ring *ring = &route->rings.rings[view->local[i]];
         for (int64_t s = 0; s < ring->source_count; s++) {
-            ra_piece whole = {.ring = view->local[i], .source = (int32_t)s, .repeats = ring->repeat, .rows = ring->sources[s].rows.count};
+            ra_piece whole = {
+                .ring = view->local[i], .source = (int32_t)s, .repeats = ring->repeat, .rows = ring->sources[s].rows.count};
             meet_piece(p, &whole, false);
         }
     }
@@ -148,8 +150,9 @@ static void lanes_match(paper *p) {
     for (int from = 0; from < p->c->ranks; from++) {
         for (int to = 0; to < p->c->ranks; to++) {
             lane *sent = &p->sends[from][to], *received = &p->receives[from][to];
-            bool same = sent->count == received->count &&
-                        (sent->count == 0 || memcmp(sent->bytes, received->bytes, (size_t)sent->count * sizeof *sent->bytes) == 0);
+            bool same =
+                sent->count == received->count &&
+                (sent->count == 0 || memcmp(sent->bytes, received->bytes, (size_t)sent->count * sizeof *sent->bytes) == 0);
             if (!same || (from == to && sent->count)) {
                 fail_msg("rank %d sends %lld messages to rank %d, which expects %lld\n%s", from, (long long)sent->count, to,
                          (long long)received->count, test_case_text(p->c, text, sizeof text));
@@ -170,11 +173,13 @@ static void pairs_match(const paper *p) {
                 for (int64_t y = 0; y < desc->seq_k; y++) {
                     int times = p->met[((branch * desc->kv_heads + kv_head) * desc->seq_q + i) * desc->seq_k + y];
                     bool attended = ref_attended(desc, 0, i, y, kv_head * group, branch);
-                    for (int64_t u = 0; u < group && attended; u++) assert_true(p->used_q[(kv_head * group + u) * desc->seq_q + i] > 0);
+                    for (int64_t u = 0; u < group && attended; u++)
+                        assert_true(p->used_q[(kv_head * group + u) * desc->seq_q + i] > 0);
                     assert_true(!attended || p->used_k[kv_head * desc->seq_k + y] > 0);
                     if (times != attended) {
-                        fail_msg("branch %lld, KV head %lld: query %lld meets key %lld %d times instead of %d\n%s", (long long)branch,
-                                 (long long)kv_head, (long long)i, (long long)y, times, attended, test_case_text(p->c, text, sizeof text));
+                        fail_msg("branch %lld, KV head %lld: query %lld meets key %lld %d times instead of %d\n%s",
+                                 (long long)branch, (long long)kv_head, (long long)i, (long long)y, times, attended,
+                                 test_case_text(p->c, text, sizeof text));
                     }
                 }
             }

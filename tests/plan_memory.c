@@ -1,5 +1,5 @@
-/* Memory, counted from outside: the workspace that the plan promises is what the allocator is asked for, nothing is allocated behind its
- * back (malloc is counted too), and the process grows by no more than shards and workspace (VmHWM). */
+/* Memory, counted from outside: the workspace that the plan promises is what the allocator is asked for, nothing is allocated
+ * behind its back (malloc is counted too), and the process grows by no more than shards and workspace (VmHWM). */
 #include <malloc.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -69,9 +69,7 @@ void free(void *ptr) {
 
 #define LARGE 65536 /* requests and lists are below, workspaces above */
 
-static struct {
-    long long live, peak, large_count, large_bytes;
-} seen;
+static struct { long long live, peak, large_count, large_bytes; } seen;
 
 static void *seen_alloc(void *ctx, size_t bytes, size_t align) {
     (void)ctx;
@@ -99,7 +97,8 @@ typedef struct tensors {
 
 static tensors tensors_create(const ra_attention_desc *desc, int64_t rows_q, int64_t rows_k, bool backward) {
     int64_t q = desc->batch * rows_q * desc->heads * desc->head_dim, k = desc->batch * rows_k * desc->kv_heads * desc->head_dim;
-    int64_t size = (int64_t)ra_dtype_size(desc->dtype), lse = desc->batch * rows_q * desc->heads * (desc->dtype == RA_F64 ? 8 : 4);
+    int64_t size = (int64_t)ra_dtype_size(desc->dtype),
+            lse = desc->batch * rows_q * desc->heads * (desc->dtype == RA_F64 ? 8 : 4);
     int64_t bytes = (2 * q + 2 * k) * size + lse + (backward ? (2 * q + 2 * k) * size : 0);
     tensors t = {.memory = malloc((size_t)bytes + 4)};
     assert_non_null(t.memory);
@@ -115,8 +114,15 @@ static tensors tensors_create(const ra_attention_desc *desc, int64_t rows_q, int
     ra_tensor lse_tensor = ra_tensor_lse(next, rows_q, desc->heads);
     t.forward = (ra_forward_args){.q = list[0], .out = list[1], .k = list[2], .v = list[3], .lse = lse_tensor};
     if (backward)
-        t.backward = (ra_backward_args){.q = list[0], .out = list[1], .k = list[2], .v = list[3], .lse = lse_tensor, .dout = list[4],
-                                        .dq = list[5], .dk = list[6], .dv = list[7]};
+        t.backward = (ra_backward_args){.q = list[0],
+                                        .out = list[1],
+                                        .k = list[2],
+                                        .v = list[3],
+                                        .lse = lse_tensor,
+                                        .dout = list[4],
+                                        .dq = list[5],
+                                        .dk = list[6],
+                                        .dv = list[7]};
     return t;
 }
 
@@ -162,7 +168,8 @@ static void the_allocator_is_asked_for_the_planned_workspace_and_only_once(void 
                     assert_int_equal(taken, planned);
                 }
                 if (times == 0 && pass == 0) assert_int_equal(taken, planned);
-                if (seen.peak - before > planned + 4096) fail_msg("pass %d holds %lld of planned %lld", pass, seen.peak - before, planned);
+                if (seen.peak - before > planned + 4096)
+                    fail_msg("pass %d holds %lld of planned %lld", pass, seen.peak - before, planned);
             }
         }
         ra_stats_data stats = {.struct_size = sizeof stats};

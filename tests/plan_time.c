@@ -71,7 +71,8 @@ static void a_billion_tokens_on_64_ranks_plan_in_under_a_tenth_of_a_second(void 
     assert_true(slowest < 0.1 * SLOW_BUILD);
 }
 
-/* Patterns that nothing divides, and rows that are holes only if every branch says so: at no length does a plan walk the rows. */
+/* Patterns that nothing divides, and rows that are holes only if every branch says so: at no length does a plan walk the
+ * rows. */
 static void no_length_takes_long_to_plan(void **state) {
     (void)state;
     double slowest = 0;
@@ -79,7 +80,8 @@ static void no_length_takes_long_to_plan(void **state) {
         for (int layout = 0; layout < 3; layout++) {
             double small = planning_time(&patterns[n], (ra_layout)layout, 4000000, 0.1);
             double large = planning_time(&patterns[n], (ra_layout)layout, 4000000000, 0.1);
-            print_message("%s, layout %d: %.1f ms at n, %.1f ms at 1000 n\n", patterns[n].what, layout, 1000 * small, 1000 * large);
+            print_message("%s, layout %d: %.1f ms at n, %.1f ms at 1000 n\n", patterns[n].what, layout, 1000 * small,
+                          1000 * large);
             slowest = small > slowest ? small : large > slowest ? large : slowest;
         }
     }

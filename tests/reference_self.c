@@ -69,7 +69,8 @@ static void offsets_follow_branch_head_or_head_block(void **state) {
     static const struct {
         ra_offset offset;
         int64_t want[5];
-    } table[] = {{RA_OFFSET_BRANCH, {1, 1, 1, 1, 1}}, {RA_OFFSET_HEAD, {0, 1, 2, 0, 1}}, {RA_OFFSET_HEAD_BLOCK, {0, 0, 1, 1, 2}}};
+    } table[] = {
+        {RA_OFFSET_BRANCH, {1, 1, 1, 1, 1}}, {RA_OFFSET_HEAD, {0, 1, 2, 0, 1}}, {RA_OFFSET_HEAD_BLOCK, {0, 0, 1, 1, 2}}};
     c.desc.dilate_queries = false;
     for (size_t n = 0; n < 3; n++) {
         c.desc.offset = table[n].offset;
@@ -200,14 +201,18 @@ static void sampled_rows_equal_the_whole(void **state) {
         for (int64_t b = 0; b < c.desc.batch; b++) {
             for (int64_t s = 0; s < 2; s++) {
                 size_t q_bytes = (size_t)(hq * dim) * sizeof(double);
-                assert_memory_equal(sample.out + (b * 2 + s) * hq * dim, whole.out + (b * c.desc.seq_q + queries[s]) * hq * dim, q_bytes);
-                assert_memory_equal(sample.dq + (b * 2 + s) * hq * dim, whole.dq + (b * c.desc.seq_q + queries[s]) * hq * dim, q_bytes);
+                assert_memory_equal(sample.out + (b * 2 + s) * hq * dim, whole.out + (b * c.desc.seq_q + queries[s]) * hq * dim,
+                                    q_bytes);
+                assert_memory_equal(sample.dq + (b * 2 + s) * hq * dim, whole.dq + (b * c.desc.seq_q + queries[s]) * hq * dim,
+                                    q_bytes);
                 for (int64_t head = 0; head < hq; head++) {
                     assert_true(sample.lse[(b * hq + head) * 2 + s] == whole.lse[(b * hq + head) * c.desc.seq_q + queries[s]]);
                 }
                 size_t k_bytes = (size_t)(hk * dim) * sizeof(double);
-                assert_memory_equal(sample.dk + (b * 2 + s) * hk * dim, whole.dk + (b * c.desc.seq_k + keys[s]) * hk * dim, k_bytes);
-                assert_memory_equal(sample.dv + (b * 2 + s) * hk * dim, whole.dv + (b * c.desc.seq_k + keys[s]) * hk * dim, k_bytes);
+                assert_memory_equal(sample.dk + (b * 2 + s) * hk * dim, whole.dk + (b * c.desc.seq_k + keys[s]) * hk * dim,
+                                    k_bytes);
+                assert_memory_equal(sample.dv + (b * 2 + s) * hk * dim, whole.dv + (b * c.desc.seq_k + keys[s]) * hk * dim,
+                                    k_bytes);
             }
         }
         ref_outputs_free(&whole);

@@ -1,5 +1,6 @@
-/* Rounding does not grow with the ring: the root-mean-square error on 64 ranks is at most 1.25 times that on one (mean over 8 seeds at
- * n = 4096). That runs with RINGATTN_LONG=1; otherwise a smaller size, whose few blocks a rank scatter more, is held to 1.5. */
+/* Rounding does not grow with the ring: the root-mean-square error on 64 ranks is at most 1.25 times that on one (mean over 8
+ * seeds at n = 4096). That runs with RINGATTN_LONG=1; otherwise a smaller size, whose few blocks a rank scatter more, is held
+ * to 1.5. */
 #include <math.h>
 #include <stdlib.h>
 
@@ -48,7 +49,8 @@ static void compare_rings(ra_dtype dtype, int64_t n, int ranks, int seeds, bool 
         test_data_free(&data);
     }
     for (int t = 0; t < (backward ? TENSORS : DQ); t++) {
-        print_message("%s: rms error %.3g on 1 rank, %.3g on %d ranks\n", names[t], error[0][t] / seeds, error[1][t] / seeds, ranks);
+        print_message("%s: rms error %.3g on 1 rank, %.3g on %d ranks\n", names[t], error[0][t] / seeds, error[1][t] / seeds,
+                      ranks);
         assert_true(error[0][t] > 0);
         assert_true(error[1][t] <= (test_long() ? 1.25 : 1.5) * error[0][t]);
     }

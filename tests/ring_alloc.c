@@ -1,6 +1,7 @@
-/* Every allocation fails once, and once for good: through communicator, plan, forward and backward, alone and in a ring. The answer is
- * RA_NOMEM on the rank that ran out, an error on all others without waiting for a timeout, and not a byte left behind. (A rank that
- * cannot even say so is missed after half a second: with RINGATTN_LONG=1 every variant takes that time.) */
+/* Every allocation fails once, and once for good: through communicator, plan, forward and backward, alone and in a ring. The
+ * answer is RA_NOMEM on the rank that ran out, an error on all others without waiting for a timeout, and not a byte left
+ * behind. (A rank that cannot even say so is missed after half a second: with RINGATTN_LONG=1 every variant takes that
+ * time.) */
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -67,8 +68,15 @@ static ra_status rank_run(job *j, int rank) {
     status = ra_plan_create(j->comms[rank], desc, &plan);
     ra_forward_args forward = {.q = tensors[0], .k = tensors[4], .v = tensors[5], .out = tensors[1], .lse = lse};
     if (status == RA_OK) status = ra_forward(plan, &forward);
-    ra_backward_args backward = {.q = tensors[0], .k = tensors[4], .v = tensors[5], .out = tensors[1], .lse = lse,
-                                 .dout = tensors[2], .dq = tensors[3], .dk = tensors[6], .dv = tensors[7]};
+    ra_backward_args backward = {.q = tensors[0],
+                                 .k = tensors[4],
+                                 .v = tensors[5],
+                                 .out = tensors[1],
+                                 .lse = lse,
+                                 .dout = tensors[2],
+                                 .dq = tensors[3],
+                                 .dk = tensors[6],
+                                 .dv = tensors[7]};
     if (status == RA_OK) status = ra_backward(plan, &backward);
     ra_plan_destroy(plan);
     return status;

@@ -112,7 +112,8 @@ static void strides_and_checksums_do_not_change_a_bit(void **state) {
     }
 }
 
-/* Which rows a poisoned neighbour lies in, or what buffers held before, is nobody's business: a ring that ran other cases first. */
+/* Which rows a poisoned neighbour lies in, or what buffers held before, is nobody's business: a ring that ran other cases
+ * first. */
 static void what_ran_before_does_not_change_a_bit(void **state) {
     (void)state;
     test_rng rng = {test_seed(45)};

@@ -12,7 +12,8 @@ static int64_t multiplicity(const ra_attention_desc *desc, int64_t b, int64_t i,
     return count;
 }
 
-/* q = 0 and v[y] = the unit vector y: out[i][y] is the share of key y among the keys of i, so out is the list of what was read. */
+/* q = 0 and v[y] = the unit vector y: out[i][y] is the share of key y among the keys of i, so out is the list of what was
+ * read. */
 static void q_zero_and_unit_v_name_every_key_that_is_read(void **state) {
     (void)state;
     test_rng rng = {test_seed(21)};
@@ -43,8 +44,8 @@ static void q_zero_and_unit_v_name_every_key_that_is_read(void **state) {
                     for (int64_t y = 0; y < desc->seq_k; y++) total += multiplicity(desc, b, i, y, head);
                     double lse = result.lse[(b * desc->heads + head) * desc->seq_q + i];
                     if (total ? !(fabs(lse - log((double)total)) < 1e-6) : !(lse == -INFINITY)) {
-                        fail_msg("%s\nquery %lld of head %lld has %lld keys, but lse %.9g", test_case_text(&c, text, sizeof text),
-                                 (long long)i, (long long)head, (long long)total, lse);
+                        fail_msg("%s\nquery %lld of head %lld has %lld keys, but lse %.9g",
+                                 test_case_text(&c, text, sizeof text), (long long)i, (long long)head, (long long)total, lse);
                     }
                     for (int64_t y = 0; y < desc->seq_k; y++) {
                         double out = result.out[((b * desc->seq_q + i) * desc->heads + head) * desc->head_dim + y];

@@ -1,12 +1,10 @@
-/* Random cases of every kind against the reference, forward and backward: all dtypes, transports, strides, kernels. A failure prints
- * its case; RINGATTN_SEED changes the draw and RINGATTN_EFFORT its length. */
+/* Random cases of every kind against the reference, forward and backward: all dtypes, transports, strides, kernels. A failure
+ * prints its case; RINGATTN_SEED changes the draw and RINGATTN_EFFORT its length. */
 #include <stdlib.h>
 
 #include "support.h"
 
-static void draw_any(test_case *c, test_rng *rng, int64_t n) {
-    test_case_random(c, rng, n % 10 ? 40 : 150, 8);
-}
+static void draw_any(test_case *c, test_rng *rng, int64_t n) { test_case_random(c, rng, n % 10 ? 40 : 150, 8); }
 
 static void random_cases_match_the_reference(void **state) {
     (void)state;

@@ -1,4 +1,5 @@
-/* Gather, merge and replicated queries: other ways to the same function, held to the same reference, bytes and memory included. */
+/* Gather, merge and replicated queries: other ways to the same function, held to the same reference, bytes and memory
+ * included. */
 #include <stdlib.h>
 #include <string.h>
 

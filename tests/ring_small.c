@@ -1,6 +1,6 @@
-/* Every small shape: n = 0 .. 3wp for small w and r on 1 to 8 ranks, against the reference, forward and backward, bytes and counts
- * included. All other choices (layout, offset, holes, masks, buckets, grouped heads, unequal lengths) turn like the wheels of an
- * odometer from case to case; with RINGATTN_LONG=1 every shape meets every layout, offset and mask. */
+/* Every small shape: n = 0 .. 3wp for small w and r on 1 to 8 ranks, against the reference, forward and backward, bytes and
+ * counts included. All other choices (layout, offset, holes, masks, buckets, grouped heads, unequal lengths) turn like the
+ * wheels of an odometer from case to case; with RINGATTN_LONG=1 every shape meets every layout, offset and mask. */
 #include <stdlib.h>
 #include <string.h>
 

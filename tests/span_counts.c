@@ -44,7 +44,8 @@ static void intersections_of_huge_spans_are_exact(void **state) {
     (void)state;
     test_rng rng = {test_seed(63)};
     for (int n = 0; n < 2000; n++) {
-        int64_t step_a = 1 + rng_below(&rng, (int64_t)1 << 40), step_b = 1 + rng_below(&rng, (int64_t)1 << (1 + rng_below(&rng, 20)));
+        int64_t step_a = 1 + rng_below(&rng, (int64_t)1 << 40),
+                step_b = 1 + rng_below(&rng, (int64_t)1 << (1 + rng_below(&rng, 20)));
         int64_t meet = rng_below(&rng, (int64_t)1 << 40), before_a = rng_below(&rng, 1000), before_b = rng_below(&rng, 1000);
         ra_span a = {meet - before_a * step_a, step_a, before_a + 1 + rng_below(&rng, 1000)};
         ra_span b = {meet - before_b * step_b, step_b, before_b + 1 + rng_below(&rng, 1000)};
@@ -106,12 +107,14 @@ static void counts_equal_those_of_a_loop(void **state) {
                     ra_count_pairs_residue(q, every, rate, left, right) == pairs_residue &&
                     ra_count_covered_residue(q, every, rate, left, right) == covered_residue;
         if (!held) {
-            fail_msg("queries %lld+%lld*%lld keys %lld+%lld*%lld window %lld,%lld rate %lld: pairs %lld (%lld) covered %lld (%lld) residue "
+            fail_msg("queries %lld+%lld*%lld keys %lld+%lld*%lld window %lld,%lld rate %lld: pairs %lld (%lld) covered %lld "
+                     "(%lld) residue "
                      "pairs %lld (%lld) covered %lld (%lld)",
                      (long long)q.start, (long long)q.step, (long long)q.count, (long long)k.start, (long long)k.step,
                      (long long)k.count, (long long)left, (long long)right, (long long)rate,
-                     (long long)ra_count_pairs(q, k, left, right), (long long)pairs, (long long)ra_count_covered(q, k, left, right),
-                     (long long)covered, (long long)ra_count_pairs_residue(q, every, rate, left, right), (long long)pairs_residue,
+                     (long long)ra_count_pairs(q, k, left, right), (long long)pairs,
+                     (long long)ra_count_covered(q, k, left, right), (long long)covered,
+                     (long long)ra_count_pairs_residue(q, every, rate, left, right), (long long)pairs_residue,
                      (long long)ra_count_covered_residue(q, every, rate, left, right), (long long)covered_residue);
         }
     }

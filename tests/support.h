@@ -1,7 +1,8 @@
 /* What the ring, plan and API tests share: random cases, rounded data, ranks as threads, guard pages, and the verdict.
  *
- * A test builds a `test_case` (descriptor, ranks, transport), `test_data` for it (float64, but rounded to the case's dtype so that
- * the reference sees what the kernels see), runs it over p ranks with test_run, and holds the result against the reference. */
+ * A test builds a `test_case` (descriptor, ranks, transport), `test_data` for it (float64, but rounded to the case's dtype so
+ * that the reference sees what the kernels see), runs it over p ranks with test_run, and holds the result against the
+ * reference. */
 #ifndef TESTS_SUPPORT_H
 #define TESTS_SUPPORT_H
 
@@ -116,9 +117,9 @@ ra_status test_counting_comms(int ranks, ra_comm **comms, test_traffic *traffic)
 typedef struct test_result {
     ra_status status; /* the first that is not RA_OK, by rank */
     char error[512];
-    double *out, *lse, *dq, *dk, *dv; /* global, C order */
-    ra_rank_summary *ranks;           /* [p]: bytes_* and workspace_* as measured, by traffic and ra_plan_workspace */
-    ra_stats_data *forward, *backward;  /* [p] */
+    double *out, *lse, *dq, *dk, *dv;  /* global, C order */
+    ra_rank_summary *ranks;            /* [p]: bytes_* and workspace_* as measured, by traffic and ra_plan_workspace */
+    ra_stats_data *forward, *backward; /* [p] */
 } test_result;
 
 /* Plans and runs the case on the ring. Tensors lie between guard pages, outputs start as NaN. */
@@ -144,11 +145,12 @@ void test_data_holds(const test_case *c, const test_data *data);
 /* test_case_holds for as many cases as test_cases says; draw fills the n-th, counted down to 1. */
 void test_cases_hold(uint64_t seed, int64_t fast, int64_t slow, void (*draw)(test_case *c, test_rng *rng, int64_t n));
 /* The same with NaN in every row that nobody reads. Returns the rows poisoned. */
-int64_t test_poisoned_cases_hold(uint64_t seed, int64_t fast, int64_t slow, void (*draw)(test_case *c, test_rng *rng, int64_t n));
+int64_t test_poisoned_cases_hold(uint64_t seed, int64_t fast, int64_t slow,
+                                 void (*draw)(test_case *c, test_rng *rng, int64_t n));
 /* The largest errors so far in this program, for the log; a group's teardown. */
 int test_print_worst(void **state);
 
-bool test_long(void);              /* RINGATTN_LONG=1 */
+bool test_long(void); /* RINGATTN_LONG=1 */
 /* How many random cases: fast or (RINGATTN_LONG=1) slow, times RINGATTN_EFFORT percent. */
 int64_t test_cases(int64_t fast, int64_t slow);
 uint64_t test_seed(uint64_t seed); /* RINGATTN_SEED is mixed in */

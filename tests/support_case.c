@@ -33,7 +33,8 @@ void test_case_link(test_case *c) {
 }
 
 static int64_t random_length(test_rng *rng, int64_t max) {
-    static const int64_t edges[] = {0, 1, 2, 3, 5, 7, 8, 11, 13, 16, 17, 23, 31, 32, 33, 37, 48, 61, 64, 65, 97, 127, 128, 131, 251};
+    static const int64_t edges[] = {0,  1,  2,  3,  5,  7,  8,  11, 13,  16,  17,  23, 31,
+                                    32, 33, 37, 48, 61, 64, 65, 97, 127, 128, 131, 251};
     int64_t n = rng_chance(rng, 70) ? rng_pick(rng, edges, COUNT(edges)) : rng_below(rng, max + 1);
     return n > max ? max - rng_below(rng, max < 4 ? 1 : 4) : n;
 }
@@ -120,13 +121,16 @@ static const char *list_text(const int64_t *values, int64_t count, char *buf, si
 }
 
 const char *test_case_text(const test_case *c, char *buf, size_t bytes) {
-    static const char *const dtypes[] = {"f32", "bf16", "f16", "f64"}, *const offsets[] = {"branch", "head", "head-block", "residue"};
-    static const char *const layouts[] = {"contiguous", "zigzag", "striped"}, *const transports[] = {"self", "threads", "custom"};
+    static const char *const dtypes[] = {"f32", "bf16", "f16", "f64"}, *const offsets[] = {"branch", "head", "head-block",
+                                                                                           "residue"};
+    static const char *const layouts[] = {"contiguous", "zigzag", "striped"}, *const transports[] = {"self", "threads",
+                                                                                                     "custom"};
     static const char *const schedules[] = {"auto", "ring", "gather", "merge"}, *const strides[] = {"bnhd", "bhnd", "padded"};
     const ra_attention_desc *d = &c->desc;
     char w[128], r[128], begin[128], end[128];
     snprintf(buf, bytes,
-             "%s B=%lld Nq=%lld Nk=%lld Hq=%lld Hk=%lld D=%lld w=[%s] r=[%s] %s offset=%s dilate_queries=%d causal=%d window=%lld,%lld "
+             "%s B=%lld Nq=%lld Nk=%lld Hq=%lld Hk=%lld D=%lld w=[%s] r=[%s] %s offset=%s dilate_queries=%d causal=%d "
+             "window=%lld,%lld "
              "keys=[%s)[%s) scale=%g dropout=%g seed=%llu p=%d %s %s schedule=%s bucket=%lld threads=%d checksum=%d %s %s "
              "backward=%d dlse=%d amplitude=%g data=%llu",
              dtypes[d->dtype], (long long)d->batch, (long long)d->seq_q, (long long)d->seq_k, (long long)d->heads,
@@ -135,9 +139,10 @@ const char *test_case_text(const test_case *c, char *buf, size_t bytes) {
              offsets[d->offset], d->dilate_queries, d->causal, (long long)d->window_left, (long long)d->window_right,
              list_text(c->key_begin, c->key_range ? d->batch : 0, begin, sizeof begin),
              list_text(c->key_end, c->key_range ? d->batch : 0, end, sizeof end), d->scale, d->dropout,
-             (unsigned long long)d->seed, c->ranks, layouts[d->layout], d->query_placement == RA_REPLICATED ? "replicated" : "sharded",
-             schedules[d->schedule], (long long)d->bucket, d->threads, d->checksum, transports[c->transport], strides[c->strides],
-             c->backward, c->dlse, c->amplitude, (unsigned long long)c->data_seed);
+             (unsigned long long)d->seed, c->ranks, layouts[d->layout],
+             d->query_placement == RA_REPLICATED ? "replicated" : "sharded", schedules[d->schedule], (long long)d->bucket,
+             d->threads, d->checksum, transports[c->transport], strides[c->strides], c->backward, c->dlse, c->amplitude,
+             (unsigned long long)c->data_seed);
     return buf;
 }
 

@@ -179,17 +179,23 @@ static ra_status run_rank(run_job *run, int rank) {
     measured->workspace_bytes_backward = ra_plan_workspace(plan, true);
 
     int64_t sent = traffic->sent;
-    ra_forward_args forward = {.q = job->q.tensor, .k = job->k.tensor, .v = job->v.tensor, .out = job->out.tensor,
-                               .lse = job->lse.tensor};
+    ra_forward_args forward = {
+        .q = job->q.tensor, .k = job->k.tensor, .v = job->v.tensor, .out = job->out.tensor, .lse = job->lse.tensor};
     status = ra_forward(plan, &forward);
     measured->bytes_sent = traffic->sent - sent;
     run->result->forward[rank].struct_size = run->result->backward[rank].struct_size = sizeof(ra_stats_data);
     if (status == RA_OK) status = ra_stats(plan, &run->result->forward[rank]);
     if (status == RA_OK && c->backward) {
         sent = traffic->sent;
-        ra_backward_args backward = {.q = job->q.tensor, .k = job->k.tensor, .v = job->v.tensor, .out = job->out.tensor,
-                                     .lse = job->lse.tensor, .dout = job->dout.tensor, .dq = job->dq.tensor,
-                                     .dk = job->dk.tensor, .dv = job->dv.tensor};
+        ra_backward_args backward = {.q = job->q.tensor,
+                                     .k = job->k.tensor,
+                                     .v = job->v.tensor,
+                                     .out = job->out.tensor,
+                                     .lse = job->lse.tensor,
+                                     .dout = job->dout.tensor,
+                                     .dq = job->dq.tensor,
+                                     .dk = job->dk.tensor,
+                                     .dv = job->dv.tensor};
         if (c->dlse) backward.dlse = job->dlse.tensor;
         status = ra_backward(plan, &backward);
         measured->bytes_sent_backward = traffic->sent - sent;
@@ -218,9 +224,9 @@ static void rank_create(rank_job *job, const test_case *c, const test_data *data
         bool query;
         double *input;
         int64_t dim;
-    } list[] = {{&job->q, true, data->q, dim},       {&job->k, false, data->k, dim},  {&job->v, false, data->v, dim},
-                {&job->out, true, NULL, dim},        {&job->lse, true, NULL, 0},      {&job->dout, true, data->dout, dim},
-                {&job->dlse, true, data->dlse, 0},   {&job->dq, true, NULL, dim},     {&job->dk, false, NULL, dim},
+    } list[] = {{&job->q, true, data->q, dim},     {&job->k, false, data->k, dim}, {&job->v, false, data->v, dim},
+                {&job->out, true, NULL, dim},      {&job->lse, true, NULL, 0},     {&job->dout, true, data->dout, dim},
+                {&job->dlse, true, data->dlse, 0}, {&job->dq, true, NULL, dim},    {&job->dk, false, NULL, dim},
                 {&job->dv, false, NULL, dim}};
     for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
         *list[n].t = local_create(c, list[n].dim ? dtype : state, list[n].query ? queries : keys,
@@ -230,7 +236,8 @@ static void rank_create(rank_job *job, const test_case *c, const test_data *data
 }
 
 static void rank_free(rank_job *job) {
-    local_tensor *list[] = {&job->q, &job->k, &job->v, &job->out, &job->lse, &job->dout, &job->dlse, &job->dq, &job->dk, &job->dv};
+    local_tensor *list[] = {&job->q,    &job->k,    &job->v,  &job->out, &job->lse,
+                            &job->dout, &job->dlse, &job->dq, &job->dk,  &job->dv};
     for (size_t n = 0; n < sizeof list / sizeof *list; n++) guard_free(&list[n]->buffer);
 }
 
@@ -287,9 +294,12 @@ test_result test_run_on(const test_ring *ring, const test_case *c, const test_da
     assert_int_equal(ring->ranks, c->ranks);
     int64_t kv_heads = desc->kv_heads ? desc->kv_heads : desc->heads;
     int64_t queries = desc->batch * desc->seq_q * desc->heads, keys = desc->batch * desc->seq_k * kv_heads;
-    test_result result = {.out = nan_array(queries * desc->head_dim), .lse = nan_array(queries),
-                          .dq = nan_array(queries * desc->head_dim),  .dk = nan_array(keys * desc->head_dim),
-                          .dv = nan_array(keys * desc->head_dim),     .ranks = calloc((size_t)c->ranks, sizeof(ra_rank_summary)),
+    test_result result = {.out = nan_array(queries * desc->head_dim),
+                          .lse = nan_array(queries),
+                          .dq = nan_array(queries * desc->head_dim),
+                          .dk = nan_array(keys * desc->head_dim),
+                          .dv = nan_array(keys * desc->head_dim),
+                          .ranks = calloc((size_t)c->ranks, sizeof(ra_rank_summary)),
                           .forward = calloc((size_t)c->ranks, sizeof(ra_stats_data)),
                           .backward = calloc((size_t)c->ranks, sizeof(ra_stats_data))};
     run_job run = {ring, c, data, &result, calloc((size_t)c->ranks, sizeof(rank_job))};

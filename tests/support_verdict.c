@@ -12,7 +12,8 @@ static void print_case(const test_case *c) {
 }
 
 /* One tensor: error over bound, kept in *worst_so_far; false and a line when it is beyond. */
-static bool tensor_holds(const test_case *c, const char *name, ref_error error, double max_score, bool lse, double *worst_so_far) {
+static bool tensor_holds(const test_case *c, const char *name, ref_error error, double max_score, bool lse,
+                         double *worst_so_far) {
     double bound = ref_bound(c->desc.dtype, lse, max_score), share = error.ratio / bound;
     if (share > *worst_so_far) *worst_so_far = share;
     if (share <= 1) return true;
@@ -75,7 +76,8 @@ void test_result_holds(const test_case *c, const test_data *data, const test_res
     assert_true(c->backward ? ref_backward(desc, &inputs, &want) : ref_forward(desc, &inputs, &want));
     double score = want.max_score;
     test_errors *w = &worst[desc->dtype];
-    bool held = tensor_holds(c, "out", ref_compare(result->out, want.out, want.m_out, queries, desc->dtype), score, false, &w->out);
+    bool held =
+        tensor_holds(c, "out", ref_compare(result->out, want.out, want.m_out, queries, desc->dtype), score, false, &w->out);
     held &= tensor_holds(c, "lse", ref_compare_lse(result->lse, want.lse, want.m_lse, rows), score, true, &w->lse);
     if (c->backward) {
         held &= tensor_holds(c, "dq", ref_compare(result->dq, want.dq, want.m_dq, queries, desc->dtype), score, false, &w->dq);
@@ -129,7 +131,8 @@ void test_cases_hold(uint64_t seed, int64_t fast, int64_t slow, void (*draw)(tes
     cases_hold(seed, test_cases(fast, slow), draw, false);
 }
 
-int64_t test_poisoned_cases_hold(uint64_t seed, int64_t fast, int64_t slow, void (*draw)(test_case *c, test_rng *rng, int64_t n)) {
+int64_t test_poisoned_cases_hold(uint64_t seed, int64_t fast, int64_t slow,
+                                 void (*draw)(test_case *c, test_rng *rng, int64_t n)) {
     return cases_hold(seed, test_cases(fast, slow), draw, true);
 }
 
@@ -137,8 +140,8 @@ int test_print_worst(void **state) {
     (void)state;
     static const char *const dtypes[] = {"f32", "bf16", "f16", "f64"};
     for (int n = 0; n < 4; n++) {
-        print_message("%s, largest error over its bound: out %.2f, lse %.2f, dq %.2f, dk %.2f, dv %.2f\n", dtypes[n], worst[n].out,
-                      worst[n].lse, worst[n].dq, worst[n].dk, worst[n].dv);
+        print_message("%s, largest error over its bound: out %.2f, lse %.2f, dq %.2f, dk %.2f, dv %.2f\n", dtypes[n],
+                      worst[n].out, worst[n].lse, worst[n].dq, worst[n].dk, worst[n].dv);
     }
     return 0;
 }

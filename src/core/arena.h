@@ -14,7 +14,8 @@ typedef struct ra_arena { /* zero = empty */
 
 /* count*size zeroed bytes, 16-byte aligned; NULL (and arena->failed) when there is no memory. count 0 gives a valid pointer. */
 void *ra_arena_take(ra_arena *arena, int64_t count, int64_t size);
-/* A vector's growth by one: makes room for index `count` in *items, whose capacity is *capacity. False when there is no memory. */
+/* A vector's growth by one: makes room for index `count` in *items, whose capacity is *capacity. False when there is no
+ * memory. */
 bool ra_arena_grow(ra_arena *arena, void **items, int64_t count, int64_t *capacity, int64_t size);
 void ra_arena_free(ra_arena *arena);
 

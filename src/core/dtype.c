@@ -49,7 +49,8 @@ static inline uint16_t narrow_f16(float f) {
         half = 0x7e00u | (magnitude >> 13 & 0x3ffu);
     } else if (magnitude >= 0x477ff000u) { /* 65520 and above round to Inf */
         half = 0x7c00u;
-    } else if (magnitude < 0x38800000u) { /* below 2^-14: adding 0.5 leaves a multiple of 2^-24 in the low bits, rounded to even */
+    } else if (magnitude <
+               0x38800000u) { /* below 2^-14: adding 0.5 leaves a multiple of 2^-24 in the low bits, rounded to even */
         half = float_bits(bits_float(magnitude) + 0.5f) - float_bits(0.5f);
     } else {
         magnitude -= (127u - 15u) << 23;
@@ -61,8 +62,8 @@ static inline uint16_t narrow_f16(float f) {
 float ra_f16_to_f32(uint16_t h) { return widen_f16(h); }
 uint16_t ra_f32_to_f16(float f) { return narrow_f16(f); }
 
-/* f64 to f32 rounded to odd: truncated, with the last bit set if anything was cut. A second rounding from there to a 16-bit type
- * then gives what one rounding from f64 would have given. */
+/* f64 to f32 rounded to odd: truncated, with the last bit set if anything was cut. A second rounding from there to a 16-bit
+ * type then gives what one rounding from f64 would have given. */
 static inline float narrow_to_odd(double d) {
     float f = (float)d;
     uint32_t bits = float_bits(f);
@@ -81,7 +82,7 @@ static inline float narrow_to_odd(double d) {
         const src_c *restrict s = src;                                                                                         \
         for (int64_t i = 0; i < count; i++) d[i] = to(from(s[i]));                                                             \
     } while (0)
-#define PAIR(dst_type, src_type) ((int)(dst_type) * 4 + (int)(src_type))
+#define PAIR(dst_type, src_type) ((int)(dst_type)*4 + (int)(src_type))
 
 void ra_convert(void *dst, ra_dtype dst_type, const void *src, ra_dtype src_type, int64_t count) {
     if (count <= 0) return;

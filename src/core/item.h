@@ -45,8 +45,8 @@ typedef struct ra_item {
     } heads; /* KV heads */
     ra_item_rows q, k;
     ra_item_loop loop[2];
-    int64_t origin, rate;  /* the lattice place of key y, for dropout: floor((y - origin) / rate) */
-    ra_tensor k_view, v_view; /* head stride is per head index */
+    int64_t origin, rate;       /* the lattice place of key y, for dropout: floor((y - origin) / rate) */
+    ra_tensor k_view, v_view;   /* head stride is per head index */
     ra_tensor dk_view, dv_view; /* backward: f32 (f64) sums, addressed like k_view; added to */
 } ra_item;
 
@@ -56,7 +56,7 @@ typedef struct ra_problem {
     int64_t batch, heads, kv_heads, head_dim;
     int64_t rows_q; /* local query rows */
     double scale;
-    int64_t left, right; /* window, causal folded in; RA_NO_LIMIT */
+    int64_t left, right;                /* window, causal folded in; RA_NO_LIMIT */
     const int64_t *key_begin, *key_end; /* [batch] or NULL */
     double dropout;
     uint64_t seed;

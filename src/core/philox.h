@@ -17,7 +17,8 @@ typedef struct ra_philox {
 
 enum { RA_PHILOX_ROUNDS = 10 };
 
-RA_EVERYWHERE static inline void ra_philox_round(uint32_t *c0, uint32_t *c1, uint32_t *c2, uint32_t *c3, uint32_t k0, uint32_t k1) {
+RA_EVERYWHERE static inline void ra_philox_round(uint32_t *c0, uint32_t *c1, uint32_t *c2, uint32_t *c3, uint32_t k0,
+                                                 uint32_t k1) {
     uint64_t p0 = (uint64_t)0xD2511F53u * *c0, p1 = (uint64_t)0xCD9E8D57u * *c2;
     *c0 = (uint32_t)(p1 >> 32) ^ *c1 ^ k0;
     *c2 = (uint32_t)(p0 >> 32) ^ *c3 ^ k1;

@@ -10,7 +10,8 @@ static inline bool ra_add(int64_t a, int64_t b, int64_t *result) { return !__bui
 static inline bool ra_sub(int64_t a, int64_t b, int64_t *result) { return !__builtin_sub_overflow(a, b, result); }
 static inline bool ra_mul(int64_t a, int64_t b, int64_t *result) { return !__builtin_mul_overflow(a, b, result); }
 
-/* Saturating forms for sums whose overflow is caught once, at the end: a result of INT64_MAX means "too large". Not for negatives. */
+/* Saturating forms for sums whose overflow is caught once, at the end: a result of INT64_MAX means "too large". Not for
+ * negatives. */
 static inline int64_t ra_sat_add(int64_t a, int64_t b) {
     int64_t r;
     return ra_add(a, b, &r) ? r : INT64_MAX;

@@ -1,11 +1,11 @@
-/* A job is open for as long as it has indices to hand out. Workers that are awake enter it; workers that sleep too long find it closed
- * and sleep on, so a short job never waits for a thread to wake up. All of that is one word, the gate:
+/* A job is open for as long as it has indices to hand out. Workers that are awake enter it; workers that sleep too long find it
+ * closed and sleep on, so a short job never waits for a thread to wake up. All of that is one word, the gate:
  *
  *     [ generation 47 | open 1 | inside 16 ]
  *
- * The caller fills the job, opens the gate and works; when no index is left it closes the gate and waits until nobody is inside.
- * Only then may the job's fields change again. Entering is an acquire, leaving a release: tasks see what the caller wrote before,
- * and the caller sees what they wrote. */
+ * The caller fills the job, opens the gate and works; when no index is left it closes the gate and waits until nobody is
+ * inside. Only then may the job's fields change again. Entering is an acquire, leaving a release: tasks see what the caller
+ * wrote before, and the caller sees what they wrote. */
 #include "core/workers.h"
 
 #include <pthread.h>
@@ -168,7 +168,8 @@ ra_status ra_workers_create(int count, ra_workers **workers) {
 int ra_workers_count(const ra_workers *w) { return w->count; }
 
 static void open_gate(ra_workers *w) {
-    uint_fast64_t gate = atomic_load_explicit(&w->gate, memory_order_relaxed); /* closed and empty: only the caller changes it */
+    uint_fast64_t gate =
+        atomic_load_explicit(&w->gate, memory_order_relaxed); /* closed and empty: only the caller changes it */
     atomic_store(&w->gate, gate + GENERATION_STEP + OPEN_BIT);
     if (atomic_load(&w->sleepers) > 0) {
         pthread_mutex_lock(&w->lock);

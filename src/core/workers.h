@@ -11,13 +11,14 @@ ra_status ra_workers_create(int count, ra_workers **workers);
 void ra_workers_destroy(ra_workers *workers);
 int ra_workers_count(const ra_workers *workers);
 
-/* Runs task(arg, index, worker) once for each index in [0, count), in ascending hand-out order, on all workers, and returns when all
- * are done. `worker` in [0, ra_workers_count) tells whose scratch to use. Between tasks worker 0 calls poll(poll_arg) if given. */
+/* Runs task(arg, index, worker) once for each index in [0, count), in ascending hand-out order, on all workers, and returns
+ * when all are done. `worker` in [0, ra_workers_count) tells whose scratch to use. Between tasks worker 0 calls poll(poll_arg)
+ * if given. */
 void ra_workers_run(ra_workers *workers, int64_t count, void (*task)(void *arg, int64_t index, int worker), void *arg,
                     void (*poll)(void *poll_arg), void *poll_arg);
 
-/* From poll, or between runs: the work is not wanted any more. Tasks that have not begun are left out, in this run and in later ones,
- * until it is wanted again. */
+/* From poll, or between runs: the work is not wanted any more. Tasks that have not begun are left out, in this run and in later
+ * ones, until it is wanted again. */
 void ra_workers_drop(ra_workers *workers, bool drop);
 
 /* Cores this process may use: affinity and cgroup limits. At least 1. */

@@ -104,7 +104,8 @@ static ra_status check_execution(const ra_attention_desc *d) {
 ra_status ra_attention_desc_check(const ra_attention_desc *desc) {
     if (!desc) return ra_fail(RA_INVALID, "desc is NULL");
     if (desc->struct_size != sizeof *desc || desc->version != DESC_VERSION)
-        return ra_fail(RA_INVALID, "desc has struct_size %u and version %u, this library knows %zu and %u: call ra_attention_desc_init",
+        return ra_fail(RA_INVALID,
+                       "desc has struct_size %u and version %u, this library knows %zu and %u: call ra_attention_desc_init",
                        desc->struct_size, desc->version, sizeof *desc, DESC_VERSION);
     int64_t kv_heads = desc->kv_heads ? desc->kv_heads : desc->heads;
     RA_TRY(check_shape(desc, kv_heads));

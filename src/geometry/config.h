@@ -1,5 +1,5 @@
-/* A configuration: the descriptor after all checks, with every default filled in, owning its arrays. Everything that geometry, plan and
- * ring know of a call comes from here. */
+/* A configuration: the descriptor after all checks, with every default filled in, owning its arrays. Everything that geometry,
+ * plan and ring know of a call comes from here. */
 #ifndef RA_GEOMETRY_CONFIG_H
 #define RA_GEOMETRY_CONFIG_H
 
@@ -41,8 +41,8 @@ ra_status ra_config_create(ra_arena *arena, const ra_attention_desc *desc, ra_co
 /* The position of query index 0: the last query meets the last key. */
 static inline int64_t ra_query_shift(const ra_config *c) { return c->seq_k - c->seq_q; }
 
-/* The configuration as text, one "field=value" a line: the key of the plan cache, and what ranks compare when they disagree. Returns the
- * length; writes at most `bytes`, terminated. */
+/* The configuration as text, one "field=value" a line: the key of the plan cache, and what ranks compare when they disagree.
+ * Returns the length; writes at most `bytes`, terminated. */
 int64_t ra_config_text(const ra_config *config, char *text, int64_t bytes);
 
 #endif

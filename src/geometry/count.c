@@ -1,5 +1,5 @@
-/* A query at x sees the keys in [x - left, x + right], so the pairs are a difference of two prefix counts, and the sum of prefix counts
- * over a progression is a sum of floors, which the Euclidean algorithm gives in logarithmic time. */
+/* A query at x sees the keys in [x - left, x + right], so the pairs are a difference of two prefix counts, and the sum of
+ * prefix counts over a progression is a sum of floors, which the Euclidean algorithm gives in logarithmic time. */
 #include "geometry/count.h"
 
 #include "core/item.h"
@@ -72,8 +72,8 @@ int64_t ra_count_covered(ra_span q, ra_span k, int64_t left, int64_t right) {
     return joined ? reaching(q, k.start, ra_span_last(k), left, right).count : ra_count_pairs(q, k, left, right);
 }
 
-/* The number of y in [low, high] with y = x (mod r) is floor((high - x)/r) - floor((low - 1 - x)/r). Each bound is either a fixed position,
- * whose floors sum up over the queries, or moves with x, which makes its floor a constant. */
+/* The number of y in [low, high] with y = x (mod r) is floor((high - x)/r) - floor((low - 1 - x)/r). Each bound is either a
+ * fixed position, whose floors sum up over the queries, or moves with x, which makes its floor a constant. */
 static int128 sum_floor_fixed(ra_span q, int64_t bound, int64_t rate) {
     return q.count ? floor_sum(q.count, -(int128)q.step, (int128)bound - q.start, rate) : 0;
 }

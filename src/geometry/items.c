@@ -1,6 +1,6 @@
-/* Work items of one target against one piece. Without residues there is one; with residues, the query at place a of its rows meets the
- * keys at places c = a + delta (mod period), and the residues for which both sides have the same number of rows, and do not wrap, are
- * the repeats of one loop. */
+/* Work items of one target against one piece. Without residues there is one; with residues, the query at place a of its rows
+ * meets the keys at places c = a + delta (mod period), and the residues for which both sides have the same number of rows, and
+ * do not wrap, are the repeats of one loop. */
 #include <stdlib.h>
 
 #include "geometry/route.h"

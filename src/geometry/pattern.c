@@ -62,7 +62,9 @@ static ra_span lattice(const ra_class *class, int64_t origin, int64_t first, int
     return (ra_span){start, class->rate, start < end ? (end - 1 - start) / class->rate + 1 : 0};
 }
 
-ra_span ra_lattice_keys(const ra_config *c, const ra_class *class, int64_t origin) { return lattice(class, origin, 0, c->seq_k); }
+ra_span ra_lattice_keys(const ra_config *c, const ra_class *class, int64_t origin) {
+    return lattice(class, origin, 0, c->seq_k);
+}
 
 ra_span ra_lattice_queries(const ra_config *c, const ra_class *class, int64_t origin) {
     ra_class all = *class;

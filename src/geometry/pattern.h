@@ -5,8 +5,8 @@
 #include "geometry/config.h"
 #include "geometry/span.h"
 
-/* KV heads that share one lattice: of each segment of length `segment` (0: everything), the positions t = offset (mod rate), or,
- * with `residue`, a lattice for each residue. */
+/* KV heads that share one lattice: of each segment of length `segment` (0: everything), the positions t = offset (mod rate),
+ * or, with `residue`, a lattice for each residue. */
 typedef struct ra_class {
     int64_t branch, segment, rate, offset;
     bool residue;

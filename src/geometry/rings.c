@@ -43,7 +43,8 @@ static int64_t first_run(const ra_run *runs, int64_t count, int64_t position) {
     return low;
 }
 
-static int64_t collect(const builder *b, const ra_run *runs, int64_t run_count, ra_span lattice, int64_t shift, ra_part *parts) {
+static int64_t collect(const builder *b, const ra_run *runs, int64_t run_count, ra_span lattice, int64_t shift,
+                       ra_part *parts) {
     int64_t count = 0;
     if (lattice.count == 0) return 0;
     bool striped = b->config->layout == RA_LAYOUT_STRIPED;
@@ -94,12 +95,14 @@ static bool append_ring(builder *b, ra_ring ring, int64_t sources, int64_t targe
     return true;
 }
 
-/* The ring of the segment at `origin` and its repeats. `colour` in [0, colours) tells rings that should not wait for each other. */
+/* The ring of the segment at `origin` and its repeats. `colour` in [0, colours) tells rings that should not wait for each
+ * other. */
 static bool add_ring(builder *b, int32_t class_index, int64_t origin, int64_t repeat, int64_t shift, int64_t colour) {
     const ra_class *class = &b->out->classes[class_index];
     int64_t sources = collect(b, b->key_runs, b->key_run_count, ra_lattice_keys(b->config, class, origin), shift, b->sources);
     int64_t targets =
-        sources ? collect(b, b->query_runs, b->query_run_count, ra_lattice_queries(b->config, class, origin), shift, b->targets) : 0;
+        sources ? collect(b, b->query_runs, b->query_run_count, ra_lattice_queries(b->config, class, origin), shift, b->targets)
+                : 0;
     if (sources == 0 || targets == 0) return true;
     /* In `mix` every branch has all the heads, so branches take turns; in `heads` they share the buckets. */
     int64_t turn = b->config->combine == RA_COMBINE_MIX ? class->branch : 0;
@@ -118,8 +121,8 @@ static bool add_ring(builder *b, int32_t class_index, int64_t origin, int64_t re
 
 /* ----------------------------------------------------------------------------------------------- segments of a class */
 
-/* Runs of consecutive rows: segments between two cuts are alike, segments with a cut inside stand alone. Even-numbered ones of these
- * go before odd ones, so that neighbours do not chain all ranks. */
+/* Runs of consecutive rows: segments between two cuts are alike, segments with a cut inside stand alone. Even-numbered ones of
+ * these go before odd ones, so that neighbours do not chain all ranks. */
 static bool add_consecutive(builder *b, int32_t class_index, int64_t first, int64_t end) {
     int64_t w = b->out->classes[class_index].segment, cut = 0;
     for (int64_t s = first; s < end;) {
@@ -149,7 +152,8 @@ static bool add_striped(builder *b, int32_t class_index, int64_t first, int64_t 
     }
     int64_t period = b->ranks / ra_gcd(w, b->ranks);
     for (int64_t phase = 0; phase < period && first + phase < end; phase++)
-        if (!add_ring(b, class_index, (first + phase) * w, (end - first - phase - 1) / period + 1, period * w, phase)) return false;
+        if (!add_ring(b, class_index, (first + phase) * w, (end - first - phase - 1) / period + 1, period * w, phase))
+            return false;
     return true;
 }
 
@@ -161,7 +165,8 @@ static bool add_class(builder *b, int32_t class_index) {
         return add_ring(b, class_index, 0, 1, 0, 0);
     }
     int64_t first = ra_max(0, ra_query_shift(c)) / w, end = (c->seq_k - 1) / w + 1;
-    return c->layout == RA_LAYOUT_STRIPED ? add_striped(b, class_index, first, end) : add_consecutive(b, class_index, first, end);
+    return c->layout == RA_LAYOUT_STRIPED ? add_striped(b, class_index, first, end)
+                                          : add_consecutive(b, class_index, first, end);
 }
 
 /* ------------------------------------------------------------------------------------------------------------- all */
@@ -171,8 +176,8 @@ static int compare_positions(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* Replicated queries: of the keys only those of this rank, and all queries, as one run, or, beside striped keys, as one run for each
- * stripe, so that queries and keys have the same step. */
+/* Replicated queries: of the keys only those of this rank, and all queries, as one run, or, beside striped keys, as one run for
+ * each stripe, so that queries and keys have the same step. */
 static void make_replicated(builder *b) {
     const ra_config *c = b->config;
     for (int64_t i = 0; i < b->key_run_count; i++)

@@ -1,10 +1,11 @@
 /* Rings: for each class and segment, who holds its keys and who asks for them.
  *
- * The ranks that hold a lattice key or a query of a segment are its members; non-members never hear of it. Segments that look alike
- * from every member form one ring with a repeat count: the n-th repeat lies `shift` positions further, in everybody's rows.
+ * The ranks that hold a lattice key or a query of a segment are its members; non-members never hear of it. Segments that look
+ * alike from every member form one ring with a repeat count: the n-th repeat lies `shift` positions further, in everybody's
+ * rows.
  *
  *     contiguous, zigzag         | rank 0       | rank 1       |       Whole segments inside a run are one family a run;
- *                                [s0 ][s1 ][s2 ][s3 ][s4 ][s5 ]        a segment that a cut goes through (s2) is a ring of its own.
+ *                                [s0 ][s1 ][s2 ][s3 ][s4 ][s5 ]        a segment that a cut goes through (s2) is alone.
  *
  *     striped                    every segment has rows of every rank; segment s and s + p/gcd(w, p) look alike.
  *
@@ -38,10 +39,10 @@ typedef struct ra_path {
 
 typedef struct ra_ring {
     int32_t class_index, round, channel; /* channel -1: a single member, nothing to exchange */
-    int64_t repeat, shift; /* segments, and positions from one to the next */
-    int64_t origin;        /* where the first segment begins */
+    int64_t repeat, shift;               /* segments, and positions from one to the next */
+    int64_t origin;                      /* where the first segment begins */
     int64_t member_count, source_count, target_count;
-    int32_t *members;          /* ascending ranks */
+    int32_t *members;           /* ascending ranks */
     ra_part *sources, *targets; /* keys, queries; by position (striped: by rank) */
     /* A bucket is either `bundle` whole segments, or one of `slices` slices of `cap` rows of one segment. */
     int64_t cap, slices, bundle, buckets;
@@ -56,8 +57,8 @@ typedef struct ra_rings {
     int64_t rounds; /* rings of one round are exchanged together, one round after the other */
 } ra_rings;
 
-/* All rings of the configuration over `ranks`. A ring without keys or without queries does not appear. With replicated queries the rings are those
- * of `rank` alone: all queries against its own keys, and nothing to exchange. */
+/* All rings of the configuration over `ranks`. A ring without keys or without queries does not appear. With replicated queries
+ * the rings are those of `rank` alone: all queries against its own keys, and nothing to exchange. */
 ra_status ra_rings_create(ra_arena *arena, const ra_config *config, int rank, int ranks, ra_rings *rings);
 
 #endif

@@ -13,7 +13,8 @@ static void cut_ring(ra_ring *ring, int64_t bucket, int64_t slots) {
     ring->cap = bucket == 0 ? longest : ra_min(longest, ra_max(1, bucket / slots));
     ring->slices = ra_ceil_div(longest, ring->cap);
     ring->bundle = 1;
-    if (ring->slices == 1) ring->bundle = bucket == 0 ? ring->repeat : ra_min(ring->repeat, ra_max(1, bucket / slots / longest));
+    if (ring->slices == 1)
+        ring->bundle = bucket == 0 ? ring->repeat : ra_min(ring->repeat, ra_max(1, bucket / slots / longest));
     ring->buckets = ra_ceil_div(ring->repeat, ring->bundle) * ring->slices;
 }
 
@@ -27,7 +28,8 @@ static bool count_slots(ra_arena *arena, const ra_route *route, int64_t *slots) 
     if (!seen) return false;
     for (int64_t i = 0; i < rings->count; i++) {
         const ra_ring *ring = &rings->rings[i];
-        if (i == 0 || ring->class_index != rings->rings[i - 1].class_index) memset(seen, 0, (size_t)(rounds * ranks) * sizeof *seen);
+        if (i == 0 || ring->class_index != rings->rings[i - 1].class_index)
+            memset(seen, 0, (size_t)(rounds * ranks) * sizeof *seen);
         if (ring->member_count == 1) continue;
         for (int64_t s = 0; s < ring->source_count; s++) {
             int32_t *count = &seen[ring->round * ranks + ring->sources[s].rank];
@@ -83,7 +85,8 @@ static ra_reach reach_at(const ra_ring *ring, int64_t source_member, const int64
     }
     if (up == 0) return (ra_reach){0};
     bool goes_down = down < up;
-    return (ra_reach){.hops = (int32_t)(goes_down ? down : up), .first = (int32_t)(goes_down ? first_down : first_up), .down = goes_down};
+    return (ra_reach){
+        .hops = (int32_t)(goes_down ? down : up), .first = (int32_t)(goes_down ? first_down : first_up), .down = goes_down};
 }
 
 /* Without a mask, and with queries on every member, each bucket goes all the way round: nothing to find out. */
@@ -221,7 +224,8 @@ static bool build(ra_arena *arena, ra_route *route) {
     int64_t runs = ra_run_count(c->layout, route->ranks);
     route->rounds = ra_arena_take(arena, rings->rounds, sizeof(ra_round));
     int64_t *slots = ra_arena_take(arena, rings->rounds, sizeof(int64_t));
-    int64_t *needs = ra_arena_take(arena, 2 * runs, sizeof(int64_t)), *marks = ra_arena_take(arena, 2 * runs + 1, sizeof(int64_t));
+    int64_t *needs = ra_arena_take(arena, 2 * runs, sizeof(int64_t)),
+            *marks = ra_arena_take(arena, 2 * runs + 1, sizeof(int64_t));
     uint64_t table_size = 16;
     while (table_size < 2 * (uint64_t)rings->count) table_size *= 2;
     int32_t *table = ra_arena_take(arena, (int64_t)table_size, sizeof(int32_t));

@@ -1,12 +1,13 @@
 /* Routes: rings cut into buckets, and the ways that buckets take.
  *
- * Rings of one round with the same members are one channel: what moves between two of its members in one step is one message. The outer
- * loop of a round runs over buckets and the inner one over hops:
+ * Rings of one round with the same members are one channel: what moves between two of its members in one step is one message.
+ * The outer loop of a round runs over buckets and the inner one over hops:
  *
  *     bucket 0: hop 0 (at home)  hop 1 (neighbour)  hop 2 ...   bucket 1: hop 0  hop 1 ...
  *
- * A bucket goes up or down its ring, whichever way reaches the last member that needs it in fewer hops, and stops there. Everything is
- * a function of (round, bucket, hop), the same on every rank, so that sends and receives match without being listed. */
+ * A bucket goes up or down its ring, whichever way reaches the last member that needs it in fewer hops, and stops there.
+ * Everything is a function of (round, bucket, hop), the same on every rank, so that sends and receives match without being
+ * listed. */
 #ifndef RA_GEOMETRY_ROUTE_H
 #define RA_GEOMETRY_ROUTE_H
 
@@ -41,8 +42,8 @@ typedef struct ra_route {
     ra_round *rounds; /* [rings.rounds] */
 } ra_route;
 
-/* bucket >= 1: K/V rows that a rank sends at once (0: everything in one bucket). The route is the same for every rank, but with replicated
- * queries, where nothing is exchanged and `rank` sees its own keys only. */
+/* bucket >= 1: K/V rows that a rank sends at once (0: everything in one bucket). The route is the same for every rank, but with
+ * replicated queries, where nothing is exchanged and `rank` sees its own keys only. */
 ra_status ra_route_create(ra_arena *arena, const ra_config *config, int rank, int ranks, int64_t bucket, ra_route *route);
 
 /* One source's share of a bucket. */
@@ -53,12 +54,12 @@ typedef struct ra_piece {
     int32_t hops, first;           /* as in ra_reach */
 } ra_piece;
 
-/* The pieces of bucket `bucket` that set out from `member` in one direction and go at least min_hops, furthest first; so those that go
- * on are always the front of a message. Returns their number, at most the member's number of sources. */
+/* The pieces of bucket `bucket` that set out from `member` in one direction and go at least min_hops, furthest first; so those
+ * that go on are always the front of a message. Returns their number, at most the member's number of sources. */
 int64_t ra_pieces(const ra_route *route, const ra_channel *channel, int64_t member, bool down, int64_t bucket, int32_t min_hops,
                   ra_piece *pieces);
-/* What member `to` needs of the sources of member `from`, all at once: rows that no query of it may see are left out. For routes of one
- * bucket. Returns the number of pieces. */
+/* What member `to` needs of the sources of member `from`, all at once: rows that no query of it may see are left out. For
+ * routes of one bucket. Returns the number of pieces. */
 int64_t ra_direct_pieces(const ra_route *route, const ra_channel *channel, int64_t from, int64_t to, ra_piece *pieces);
 /* Elements of K (and as many of V) in a piece. */
 int64_t ra_piece_elements(const ra_route *route, const ra_piece *piece);
@@ -72,8 +73,8 @@ static inline int64_t ra_member_at(const ra_channel *channel, int64_t member, in
 /* The index of a rank among the members, or -1. */
 int64_t ra_channel_member(const ra_channel *channel, int rank);
 
-/* Work items of a target of a ring against a piece. Views are left empty. `packed`: the piece lies row by row in a message instead of
- * in the rank's tensor. Returns their number, at most RA_ITEMS_MAX. */
+/* Work items of a target of a ring against a piece. Views are left empty. `packed`: the piece lies row by row in a message
+ * instead of in the rank's tensor. Returns their number, at most RA_ITEMS_MAX. */
 #define RA_ITEMS_MAX 8
 int64_t ra_items(const ra_route *route, const ra_piece *piece, const ra_part *target, bool packed, ra_item *items);
 

@@ -43,7 +43,8 @@ ra_shard ra_shard_of(ra_layout layout, int rank, int ranks, int64_t rows) {
 
 ra_status ra_shard_rows(const ra_attention_desc *desc, int rank, int ranks, ra_shard *queries, ra_shard *keys) {
     RA_TRY(ra_attention_desc_check(desc));
-    if (ranks < 1 || ranks > RA_MAX_RANKS) return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
+    if (ranks < 1 || ranks > RA_MAX_RANKS)
+        return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
     if (rank < 0 || rank >= ranks) return ra_fail(RA_INVALID, "rank is %d, which is not in 0..%d", rank, ranks - 1);
     bool replicated = desc->query_placement == RA_REPLICATED;
     if (queries)

@@ -13,7 +13,8 @@ typedef struct ra_run {
 
 /* How many runs a layout has over `ranks`, empty ones included. */
 int64_t ra_run_count(ra_layout layout, int ranks);
-/* All runs of a sequence of `rows`, whose first row is at position `shift`: ascending by position (contiguous, zigzag) or rank (striped). */
+/* All runs of a sequence of `rows`, whose first row is at position `shift`: ascending by position (contiguous, zigzag) or rank
+ * (striped). */
 void ra_runs(ra_layout layout, int ranks, int64_t rows, int64_t shift, ra_run *runs);
 /* The rows of one rank, as global indices. */
 ra_shard ra_shard_of(ra_layout layout, int rank, int ranks, int64_t rows);

@@ -8,13 +8,13 @@
 #include "core/workers.h"
 #include "ringattn.h"
 
-/* Forward step. State of a row: acc (unnormalised sum), m (running maximum of the scaled scores, natural units), l (denominator);
- * empty = (0, -inf, 0).
+/* Forward step. State of a row: acc (unnormalised sum), m (running maximum of the scaled scores, natural units), l
+ * (denominator); empty = (0, -inf, 0).
  *
  * A plan in which every query row is met by at most one item of one step runs `single`: no state exists; the kernel starts from
- * empty and writes out and lse itself. (Rows that no item meets were filled by ra_kernel.fill before.) Otherwise kernels continue
- * from the state and write it back, and ra_kernel.finish forms out and lse after the last step.
- * For f32 and f64, acc may be the out tensor itself, and m the lse tensor. */
+ * empty and writes out and lse itself. (Rows that no item meets were filled by ra_kernel.fill before.) Otherwise kernels
+ * continue from the state and write it back, and ra_kernel.finish forms out and lse after the last step. For f32 and f64, acc
+ * may be the out tensor itself, and m the lse tensor. */
 typedef struct ra_forward_step {
     const ra_problem *problem;
     const ra_item *items;
@@ -24,7 +24,7 @@ typedef struct ra_forward_step {
     ra_tensor acc, m, l;   /* f32 (f64); unused when single */
     void *stream;
     ra_workers *workers;
-    void *scratch; /* scratch_bytes of the kernel, 64-byte aligned */
+    void *scratch;           /* scratch_bytes of the kernel, 64-byte aligned */
     void (*poll)(void *arg); /* called often, lets transfers progress; NULL: no hurry, pieces may be larger */
     void *poll_arg;
 } ra_forward_step;
@@ -53,19 +53,21 @@ typedef struct ra_kernel {
     const char *(*unavailable)(void);
     /* NULL if it computes this problem, else why not (the table then offers the next). */
     const char *(*unsupported)(const ra_problem *problem);
-    /* Is the stream being captured, so that what is enqueued now runs later, and perhaps often? NULL: streams are nothing to it. */
+    /* Is the stream being captured, so that what is enqueued now runs later, and perhaps often? NULL: streams are nothing to
+     * it. */
     bool (*capturing)(void *stream);
     int64_t (*forward_scratch)(const ra_problem *problem, int workers);
     int64_t (*backward_scratch)(const ra_problem *problem, int workers);
-    /* Before the first step: the empty state, or when `single` out = 0 and lse = -inf (a kernel may leave that to forward, which then is
-     * called even without items). After the last: out and lse from the state. */
+    /* Before the first step: the empty state, or when `single` out = 0 and lse = -inf (a kernel may leave that to forward,
+     * which then is called even without items). After the last: out and lse from the state. */
     ra_status (*fill)(const ra_forward_step *step);
     ra_status (*finish)(const ra_forward_step *step);
     ra_status (*forward)(const ra_forward_step *step);
     ra_status (*backward)(const ra_backward_step *step);
 } ra_kernel;
 
-/* The kernel called `name` (NULL or "auto": RINGATTN_KERNEL, else the best available) for this problem. RA_NOT_AVAILABLE names it. */
+/* The kernel called `name` (NULL or "auto": RINGATTN_KERNEL, else the best available) for this problem. RA_NOT_AVAILABLE names
+ * it. */
 ra_status ra_kernel_find(const char *name, ra_device device, const ra_problem *problem, const ra_kernel **kernel);
 
 #endif

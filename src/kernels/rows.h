@@ -5,16 +5,17 @@
 #include "core/item.h"
 #include "core/workers.h"
 
-/* Rows without any key, before the first step. single: out = 0, lse = -inf (lse.data may be NULL). Else the empty state: acc = 0,
- * m = -inf, l = 0. */
-void ra_rows_fill(const ra_problem *problem, ra_workers *workers, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc, ra_tensor m,
-                  ra_tensor l);
-/* After the last step: out = acc / l, lse = m + log l; an empty state gives 0 and -inf. acc may be out (f32, f64), m may be lse;
- * lse.data may be NULL. */
+/* Rows without any key, before the first step. single: out = 0, lse = -inf (lse.data may be NULL). Else the empty state: acc =
+ * 0, m = -inf, l = 0. */
+void ra_rows_fill(const ra_problem *problem, ra_workers *workers, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc,
+                  ra_tensor m, ra_tensor l);
+/* After the last step: out = acc / l, lse = m + log l; an empty state gives 0 and -inf. acc may be out (f32, f64), m may be
+ * lse; lse.data may be NULL. */
 void ra_rows_finish(const ra_problem *problem, ra_workers *workers, ra_tensor acc, ra_tensor m, ra_tensor l, ra_tensor out,
                     ra_tensor lse);
 /* Before backward: delta = rowsum(dout * out) - dlse; dlse.data may be NULL. */
-void ra_rows_delta(const ra_problem *problem, ra_workers *workers, ra_tensor dout, ra_tensor out, ra_tensor dlse, ra_tensor delta);
+void ra_rows_delta(const ra_problem *problem, ra_workers *workers, ra_tensor dout, ra_tensor out, ra_tensor dlse,
+                   ra_tensor delta);
 /* dst (the problem's dtype) from src (f32, f64): the gradients after the last step. Tensors of rows x heads. */
 void ra_rows_convert(const ra_problem *problem, ra_workers *workers, ra_tensor dst, ra_tensor src, int64_t rows, int64_t heads);
 

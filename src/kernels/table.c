@@ -18,11 +18,14 @@ static const char *need_avx2(void) {
 }
 static const char *need_avx512(void) {
     const ra_cpu *cpu = ra_cpu_get();
-    return cpu->avx512f && cpu->avx512bw && cpu->avx512dq && cpu->avx512vl ? need_avx2() : "this processor lacks AVX-512 (F, BW, DQ, VL)";
+    return cpu->avx512f && cpu->avx512bw && cpu->avx512dq && cpu->avx512vl ? need_avx2()
+                                                                           : "this processor lacks AVX-512 (F, BW, DQ, VL)";
 }
 static const char *need_amx(void) {
     const ra_cpu *cpu = ra_cpu_get();
-    return cpu->amx_tile && cpu->amx_bf16 && cpu->avx512_bf16 ? need_avx512() : "this processor lacks AMX, or the system does not let us use it";
+    return cpu->amx_tile && cpu->amx_bf16 && cpu->avx512_bf16
+               ? need_avx512()
+               : "this processor lacks AMX, or the system does not let us use it";
 }
 #else
 static const char *elsewhere_x86(void) { return "it is made for x86-64"; }
@@ -93,15 +96,9 @@ extern const ra_kernel ra_kernel_cuda, ra_kernel_sm90a, ra_kernel_sm80;
 
 static const ra_kernel *const kernels[] = {
 #ifdef RA_HAVE_CUDA_KERNELS
-    &ra_kernel_cuda,
-    &ra_kernel_sm90a,
-    &ra_kernel_sm80,
+    &ra_kernel_cuda, &ra_kernel_sm90a, &ra_kernel_sm80,
 #endif
-    &kernel_amx,
-    &kernel_avx512,
-    &kernel_avx2,
-    &kernel_neon,
-    &kernel_scalar,
+    &kernel_amx,     &kernel_avx512,   &kernel_avx2,    &kernel_neon, &kernel_scalar,
 };
 enum { KERNELS = sizeof kernels / sizeof *kernels };
 
@@ -142,12 +139,13 @@ static ra_status find_named(const char *name, ra_device device, const ra_problem
     return RA_OK;
 }
 
-/* The environment says which kernels to prefer, for whole programs: it must name one that can run here, but problems of the other
- * device, and those that the kernel does not compute, go to the best that is left. */
+/* The environment says which kernels to prefer, for whole programs: it must name one that can run here, but problems of the
+ * other device, and those that the kernel does not compute, go to the best that is left. */
 static ra_status find_preferred(const char *name, ra_device device, const ra_problem *problem, const ra_kernel **kernel) {
     const ra_kernel *k = by_name(name);
     if (!k) return ra_fail(RA_NOT_AVAILABLE, "RINGATTN_KERNEL: this build has no kernel '%s'", name);
-    if (k->unavailable()) return ra_fail(RA_NOT_AVAILABLE, "RINGATTN_KERNEL: kernel '%s' cannot be used: %s", name, k->unavailable());
+    if (k->unavailable())
+        return ra_fail(RA_NOT_AVAILABLE, "RINGATTN_KERNEL: kernel '%s' cannot be used: %s", name, k->unavailable());
     *kernel = k->device == device && !k->unsupported(problem) ? k : NULL;
     return RA_OK;
 }
@@ -170,6 +168,7 @@ ra_status ra_kernel_find(const char *name, ra_device device, const ra_problem *p
         *kernel = last;
         return RA_OK;
     }
-    if (!last) return ra_fail(RA_NOT_AVAILABLE, "this build has no kernels for the %s", device == RA_DEVICE_CUDA ? "GPU" : "CPU");
+    if (!last)
+        return ra_fail(RA_NOT_AVAILABLE, "this build has no kernels for the %s", device == RA_DEVICE_CUDA ? "GPU" : "CPU");
     return ra_fail(RA_NOT_AVAILABLE, "kernel '%s' cannot be used: %s", last->name, why_not(last, problem));
 }

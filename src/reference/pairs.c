@@ -120,6 +120,7 @@ bool ref_kept(const ra_attention_desc *desc, int64_t batch, int64_t i, int64_t y
     int64_t quad = place >> 2;
     uint64_t high_x = ((uint64_t)x >> 32) & 0xfff, high_quad = ((uint64_t)quad >> 32) & 0xfff;
     uint32_t counter[4] = {(uint32_t)((uint64_t)x & UINT32_MAX), (uint32_t)((uint64_t)quad & UINT32_MAX),
-                           (uint32_t)(batch * desc->heads + head), (uint32_t)((uint64_t)branch + 256 * (high_x + 4096 * high_quad))};
+                           (uint32_t)(batch * desc->heads + head),
+                           (uint32_t)((uint64_t)branch + 256 * (high_x + 4096 * high_quad))};
     return (double)philox_word(desc->seed, counter, place & 3) >= floor(desc->dropout * 4294967296.0);
 }

@@ -13,7 +13,7 @@ typedef struct row {
         double score, size; /* size: the score's sum in absolute values */
         double p;           /* exp(score - lse) */
         double m;           /* dropout: keep / (1 - p) */
-    } *pairs;
+    } * pairs;
     double lse;
     double *out, *size; /* [D]: sum of P M v, and of P M |v| */
     double *buffer[4];  /* [D] each, for inputs read through a function */
@@ -135,7 +135,8 @@ static void add(double *sum, int64_t index, double value) {
     if (sum) sum[index] += value;
 }
 
-/* The gradients of one row: dq at element qi of dq, and (unless no_keys) dk and dv at ki[pair]. only_y >= 0 takes that key alone. */
+/* The gradients of one row: dq at element qi of dq, and (unless no_keys) dk and dv at ki[pair]. only_y >= 0 takes that key
+ * alone. */
 static void row_backward(const ra_attention_desc *desc, const ref_inputs *in, int64_t b, int64_t i, int64_t head, row *r,
                          int64_t q_element, int64_t only_y, int64_t key_element, ref_outputs *res) {
     int64_t dim = desc->head_dim;
@@ -156,8 +157,7 @@ static void row_backward(const ra_attention_desc *desc, const ref_inputs *in, in
         bool dead = pair->p == 0; /* a score of -inf, or none that counts: nothing flows */
         double ds = dead ? 0 : pair->p * (pair->m * dp - delta);
         double a = dead ? 0 : pair->p * (pair->m * dp_size + delta_size);
-        int64_t ke = only_y >= 0 ? key_element
-                                 : ((b * desc->seq_k + pair->y) * kv_heads(desc) + ref_kv_head(desc, head)) * dim;
+        int64_t ke = only_y >= 0 ? key_element : ((b * desc->seq_k + pair->y) * kv_heads(desc) + ref_kv_head(desc, head)) * dim;
         for (int64_t d = 0; d < dim && !dead; d++) {
             if (only_y < 0) {
                 add(res->dq, q_element + d, scale * ds * k[d]);
@@ -293,9 +293,9 @@ bool ref_outputs_alloc(const ra_attention_desc *desc, int64_t rows_q, int64_t ro
         size_t count;
         bool wanted;
     } list[] = {
-        {&outputs->out, q * dim, true},       {&outputs->m_out, q * dim, true},    {&outputs->lse, q, true},
-        {&outputs->m_lse, q, true},           {&outputs->dq, q * dim, backward},   {&outputs->m_dq, q * dim, backward},
-        {&outputs->dk, k * dim, backward},    {&outputs->m_dk, k * dim, backward}, {&outputs->dv, k * dim, backward},
+        {&outputs->out, q * dim, true},      {&outputs->m_out, q * dim, true},    {&outputs->lse, q, true},
+        {&outputs->m_lse, q, true},          {&outputs->dq, q * dim, backward},   {&outputs->m_dq, q * dim, backward},
+        {&outputs->dk, k * dim, backward},   {&outputs->m_dk, k * dim, backward}, {&outputs->dv, k * dim, backward},
         {&outputs->m_dv, k * dim, backward},
     };
     for (size_t n = 0; n < sizeof list / sizeof *list; n++) {
@@ -310,7 +310,7 @@ bool ref_outputs_alloc(const ra_attention_desc *desc, int64_t rows_q, int64_t ro
 }
 
 void ref_outputs_free(ref_outputs *outputs) {
-    double *arrays[] = {outputs->out,   outputs->lse,  outputs->dq,   outputs->dk,   outputs->dv,
+    double *arrays[] = {outputs->out,   outputs->lse,   outputs->dq,   outputs->dk,   outputs->dv,
                         outputs->m_out, outputs->m_lse, outputs->m_dq, outputs->m_dk, outputs->m_dv};
     for (size_t n = 0; n < sizeof arrays / sizeof *arrays; n++) free(arrays[n]);
     *outputs = (ref_outputs){0};

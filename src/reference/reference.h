@@ -1,8 +1,8 @@
 /* The yardstick: attention by brute force in float64, over an explicit set of pairs.
  *
- * Written from the definition of the function alone, and sharing no code with the library (only the descriptor): nothing here knows
- * of ranks, spans, tiles or running maxima. Slow on purpose. Arrays are C order: q, dout [B, Nq, Hq, D], k, v [B, Nk, Hk, D],
- * lse, dlse [B, Hq, Nq]. */
+ * Written from the definition of the function alone, and sharing no code with the library (only the descriptor): nothing here
+ * knows of ranks, spans, tiles or running maxima. Slow on purpose. Arrays are C order: q, dout [B, Nq, Hq, D], k, v [B, Nk, Hk,
+ * D], lse, dlse [B, Hq, Nq]. */
 #ifndef REFERENCE_REFERENCE_H
 #define REFERENCE_REFERENCE_H
 
@@ -36,8 +36,8 @@ typedef struct ref_inputs {
     const double *dlse; /* NULL: zero */
 } ref_inputs;
 
-/* Results, and beside each the same sum in absolute values, against which errors are measured. A pointer may be NULL: not wanted.
- * m is 0 exactly where no pair contributes, so there a result must be exactly 0 (lse: -inf). */
+/* Results, and beside each the same sum in absolute values, against which errors are measured. A pointer may be NULL: not
+ * wanted. m is 0 exactly where no pair contributes, so there a result must be exactly 0 (lse: -inf). */
 typedef struct ref_outputs {
     double *out, *lse, *dq, *dk, *dv;
     double *m_out, *m_lse, *m_dq, *m_dk, *m_dv;
@@ -66,8 +66,8 @@ bool ref_key_rows(const ra_attention_desc *desc, const ref_inputs *inputs, const
 double ref_bound(ra_dtype dtype, bool lse, double max_score);
 
 typedef struct ref_error {
-    double ratio; /* max |got - want| / max m; infinite where something exact is missed (a zero, an infinity, a NaN) */
-    double rms;   /* root mean square of got - want */
+    double ratio;  /* max |got - want| / max m; infinite where something exact is missed (a zero, an infinity, a NaN) */
+    double rms;    /* root mean square of got - want */
     int64_t where; /* index of the worst element, -1: no error at all */
 } ref_error;
 

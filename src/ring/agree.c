@@ -79,7 +79,8 @@ ra_status ra_agree(ra_comm *comm, ra_status mine, const char *text, int64_t byte
     if (status == RA_OK && mine != RA_OK) status = ra_fail(mine, "%s", vote.reason);
     for (int i = 0; i < ranks && status == RA_OK; i++)
         if (all[i].status != RA_OK)
-            status = ra_fail((ra_status)all[i].status, "rank %d could not plan: %.*s", i, (int)sizeof all[i].reason - 1, all[i].reason);
+            status = ra_fail((ra_status)all[i].status, "rank %d could not plan: %.*s", i, (int)sizeof all[i].reason - 1,
+                             all[i].reason);
     bool same = true;
     for (int i = 1; i < ranks; i++) same = same && memcmp(all[i].digest, all[0].digest, sizeof all[0].digest) == 0;
     if (status == RA_OK && !same) status = explain(comm, all, text, bytes);
@@ -103,5 +104,6 @@ ra_status ra_ballot_check(const ra_plan *plan, const ra_ballot_message *theirs, 
     memcpy(text, theirs->text, sizeof text);
     text[sizeof text - 1] = '\0';
     first_difference(mine.text, text, field, first, second, sizeof field);
-    return ra_fail(RA_DISAGREE, "ranks disagree: %s is %s on rank %d and %s on rank %d", field, first, plan->view.rank, second, rank);
+    return ra_fail(RA_DISAGREE, "ranks disagree: %s is %s on rank %d and %s on rank %d", field, first, plan->view.rank, second,
+                   rank);
 }

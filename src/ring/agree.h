@@ -4,11 +4,12 @@
 
 #include "ring/plan.h"
 
-/* `mine` tells whether this rank could make its plan; text is its configuration as "field=value" lines. Every rank calls it. Returns mine if
- * this rank failed, RA_DISAGREE or the first failing rank's status if another did, else RA_OK. */
+/* `mine` tells whether this rank could make its plan; text is its configuration as "field=value" lines. Every rank calls it.
+ * Returns mine if this rank failed, RA_DISAGREE or the first failing rank's status if another did, else RA_OK. */
 ra_status ra_agree(ra_comm *comm, ra_status mine, const char *text, int64_t bytes);
 
-/* The same, riding on another exchange: what a rank tells its parent in a tree about its configuration. The header's room comes first. */
+/* The same, riding on another exchange: what a rank tells its parent in a tree about its configuration. The header's room comes
+ * first. */
 typedef struct ra_ballot_message {
     char header[RA_LINK_HEADER];
     uint64_t digest[2];

@@ -41,13 +41,14 @@ static ra_status check_output(const ra_config *c, const argument *a) {
     const char *names[3] = {"batch", "row", "head"};
     for (int i = 0; i < 3; i++)
         if (counts[i] > 1 && strides[i] > -a->dim && strides[i] < a->dim)
-            return ra_fail(RA_INVALID, "%s: a %s stride of %" PRId64 " makes rows of %" PRId64 " elements overlap", a->name, names[i],
-                           strides[i], a->dim);
+            return ra_fail(RA_INVALID, "%s: a %s stride of %" PRId64 " makes rows of %" PRId64 " elements overlap", a->name,
+                           names[i], strides[i], a->dim);
     return RA_OK;
 }
 
-/* Whether rows of a and b can meet when b starts `gap` elements after a, over the dimensions from `level` on, longest stride first. Only
- * the index differences that bring the two closest can make them meet, since shorter strides fit into longer ones. */
+/* Whether rows of a and b can meet when b starts `gap` elements after a, over the dimensions from `level` on, longest stride
+ * first. Only the index differences that bring the two closest can make them meet, since shorter strides fit into longer
+ * ones. */
 static bool rows_meet(const argument *a, const argument *b, int64_t gap, const int64_t strides[3], const int64_t a_counts[3],
                       const int64_t b_counts[3], int level) {
     if (level == 3) return gap > -b->dim && gap < a->dim;
@@ -60,7 +61,8 @@ static bool rows_meet(const argument *a, const argument *b, int64_t gap, const i
     return false;
 }
 
-/* Slices of one packed tensor have the same strides and are told apart exactly; others must lie in different ranges of memory. */
+/* Slices of one packed tensor have the same strides and are told apart exactly; others must lie in different ranges of
+ * memory. */
 static bool share_memory(const ra_config *c, const argument *a, const argument *b) {
     uintptr_t low[2], high[2];
     if (!extent(c, a, &low[0], &high[0]) || !extent(c, b, &low[1], &high[1])) return true;
@@ -97,7 +99,8 @@ static ra_status check_arguments(const ra_config *c, const argument *args, int c
         for (int j = 0; j < count; j++) {
             if (i == j || !args[i].output || (args[j].output && j < i)) continue;
             if (!args[i].tensor->data || !args[j].tensor->data || is_empty(c, &args[i]) || is_empty(c, &args[j])) continue;
-            if (share_memory(c, &args[i], &args[j])) return ra_fail(RA_INVALID, "%s and %s share memory", args[i].name, args[j].name);
+            if (share_memory(c, &args[i], &args[j]))
+                return ra_fail(RA_INVALID, "%s and %s share memory", args[i].name, args[j].name);
         }
     return RA_OK;
 }

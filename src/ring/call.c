@@ -48,8 +48,8 @@ ra_status ra_call_begin(ra_call *call, ra_plan *plan, const char *phase, int64_t
     ra_link_begin(comm->link, phase);
     void *block = NULL;
     call->pool = pool_of(comm, plan->kernel);
-    ra_status status =
-        call->pool ? ra_pool_take_for(call->pool, workspace_bytes, owner_of(call), &block) : ra_fail(RA_NOMEM, "no memory for a pool");
+    ra_status status = call->pool ? ra_pool_take_for(call->pool, workspace_bytes, owner_of(call), &block)
+                                  : ra_fail(RA_NOMEM, "no memory for a pool");
     if (status == RA_OK && plan->kernel->device == RA_DEVICE_CPU) status = ra_comm_workers(comm, plan->threads);
     call->workspace = block;
     call->started = ra_seconds();
@@ -127,12 +127,14 @@ ra_status ra_call_wait(ra_call *call) {
     RA_TRY(ra_link_wait(call->plan->comm->link, call->plan->transfers, call->transfer_count, call->phase));
     ra_call_trace(call, RA_WAIT, -1, 0, begin);
     for (int64_t i = 0; i < call->transfer_count; i++)
-        ra_call_trace(call, transfers[i].receiving ? RA_RECEIVE : RA_SEND, transfers[i].peer, transfers[i].payload, call->posted);
+        ra_call_trace(call, transfers[i].receiving ? RA_RECEIVE : RA_SEND, transfers[i].peer, transfers[i].payload,
+                      call->posted);
     call->transfer_count = 0;
     return RA_OK;
 }
 
-/* Nobody wants what is computed after the link broke, and a step can take longer than the time in which a lost rank must be told. */
+/* Nobody wants what is computed after the link broke, and a step can take longer than the time in which a lost rank must be
+ * told. */
 void ra_call_poll(void *call_) {
     ra_call *call = call_;
     if (ra_link_poll(call->plan->comm->link)) return;
@@ -167,15 +169,20 @@ static void add_items(ra_call *call, const ra_piece *piece, const ra_item_views 
     }
 }
 
-void ra_call_items_home(ra_call *call, const ra_piece *piece, const ra_item_views *home) { add_items(call, piece, home, false); }
-void ra_call_items_packed(ra_call *call, const ra_piece *piece, const ra_item_views *packed) { add_items(call, piece, packed, true); }
+void ra_call_items_home(ra_call *call, const ra_piece *piece, const ra_item_views *home) {
+    add_items(call, piece, home, false);
+}
+void ra_call_items_packed(ra_call *call, const ra_piece *piece, const ra_item_views *packed) {
+    add_items(call, piece, packed, true);
+}
 
 void ra_call_items_local(ra_call *call, const ra_item_views *home) {
     const ra_view *view = &call->plan->view;
     for (int64_t i = 0; i < view->local_count; i++) {
         const ra_ring *ring = &call->plan->route.rings.rings[view->local[i]];
         for (int64_t s = 0; s < ring->source_count; s++) {
-            ra_piece whole = {.ring = view->local[i], .source = (int32_t)s, .repeats = ring->repeat, .rows = ring->sources[s].rows.count};
+            ra_piece whole = {
+                .ring = view->local[i], .source = (int32_t)s, .repeats = ring->repeat, .rows = ring->sources[s].rows.count};
             add_items(call, &whole, home, false);
         }
     }

@@ -1,13 +1,13 @@
-/* What the configuration leaves open: schedule and bucket. Chosen from the configuration and the number of ranks alone, so that every
- * rank chooses the same. */
+/* What the configuration leaves open: schedule and bucket. Chosen from the configuration and the number of ranks alone, so that
+ * every rank chooses the same. */
 #include <inttypes.h>
 #include <stdio.h>
 
 #include "ring/plan.h"
 
-/* A bucket of n rows rereads and rewrites the running state of every query once: 8*D bytes against 4*D*n flops. That costs under 5 % from
- * n = 40 * flops per byte on, which is about 400 for f32 on a CPU core, four times as much for 16-bit types on matrix units, and about
- * 5000 on a GPU. */
+/* A bucket of n rows rereads and rewrites the running state of every query once: 8*D bytes against 4*D*n flops. That costs
+ * under 5 % from n = 40 * flops per byte on, which is about 400 for f32 on a CPU core, four times as much for 16-bit types on
+ * matrix units, and about 5000 on a GPU. */
 int64_t ra_usual_bucket(const ra_config *c) {
     if (c->device == RA_DEVICE_CUDA) return 8192;
     return c->dtype == RA_BF16 || c->dtype == RA_F16 ? 2048 : 512;
@@ -32,15 +32,17 @@ ra_status ra_choose(const ra_config *c, int ranks, ra_choice *choice) {
         bool asked = c->schedule != RA_SCHEDULE_AUTO;
         if (!asked) choice->schedule = RA_SCHEDULE_MERGE;
         snprintf(reason, room, "replicated queries: K and V stay at home, states are merged %s%s",
-                 choice->schedule == RA_SCHEDULE_MERGE ? "by a tree" : choice->schedule == RA_SCHEDULE_RING ? "along the ring" : "at rank 0",
+                 choice->schedule == RA_SCHEDULE_MERGE  ? "by a tree"
+                 : choice->schedule == RA_SCHEDULE_RING ? "along the ring"
+                                                        : "at rank 0",
                  asked ? ", as asked for" : "");
         return RA_OK;
     }
     if (c->schedule == RA_SCHEDULE_AUTO)
         choice->schedule = ra_max(c->seq_q, c->seq_k) < GATHER_BELOW ? RA_SCHEDULE_GATHER : RA_SCHEDULE_RING;
-    const char *why = c->schedule != RA_SCHEDULE_AUTO                 ? "as asked for"
+    const char *why = c->schedule != RA_SCHEDULE_AUTO          ? "as asked for"
                       : choice->schedule == RA_SCHEDULE_GATHER ? "a short sequence, one exchange is quicker than p - 1 hops"
-                                                                      : "the memory-minimal way";
+                                                               : "the memory-minimal way";
     const char *name = names[choice->schedule];
     if (choice->schedule == RA_SCHEDULE_GATHER) { /* everything at once: bucket 0 */
         snprintf(reason, room, "%s: %s", name, why);

@@ -79,7 +79,8 @@ ra_status ra_comm_custom(const ra_comm_ops *ops, void *ctx, int rank, int ranks,
         return ra_fail(RA_INVALID, "ops has struct_size %u, this library knows %zu", ops->struct_size, sizeof *ops);
     if (!ops->post_recv || !ops->post_send || !ops->wait || !ops->cancel)
         return ra_fail(RA_INVALID, "ops lacks post_recv, post_send, wait or cancel");
-    if (ranks < 1 || ranks > RA_MAX_RANKS) return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
+    if (ranks < 1 || ranks > RA_MAX_RANKS)
+        return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
     if (rank < 0 || rank >= ranks) return ra_fail(RA_INVALID, "rank is %d, which is not in 0..%d", rank, ranks - 1);
     ra_link *link;
     RA_TRY(ra_link_create(ops, ctx, rank, ranks, "custom", &link));
@@ -93,7 +94,8 @@ ra_status ra_comm_solo(int rank, int ranks, const ra_solo_ops *ops, ra_comm **co
     if (!ops || !ops->make_row) return ra_fail(RA_INVALID, "ops lacks make_row");
     if (ops->struct_size != sizeof *ops)
         return ra_fail(RA_INVALID, "ops has struct_size %u, this library knows %zu", ops->struct_size, sizeof *ops);
-    if (ranks < 1 || ranks > RA_MAX_RANKS) return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
+    if (ranks < 1 || ranks > RA_MAX_RANKS)
+        return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
     if (rank < 0 || rank >= ranks) return ra_fail(RA_INVALID, "rank is %d, which is not in 0..%d", rank, ranks - 1);
     RA_TRY(ra_comm_self(comm));
     ra_free((*comm)->sent, tag_bytes(*comm)); /* no message is ever tagged */
@@ -107,7 +109,9 @@ ra_status ra_comm_solo(int rank, int ranks, const ra_solo_ops *ops, ra_comm **co
 
 int ra_comm_rank(const ra_comm *comm) { return comm ? comm->rank : -1; }
 int ra_comm_size(const ra_comm *comm) { return comm ? comm->ranks : 0; }
-const char *ra_comm_transport(const ra_comm *comm) { return !comm ? "" : comm->solo.make_row ? "solo" : ra_link_transport(comm->link); }
+const char *ra_comm_transport(const ra_comm *comm) {
+    return !comm ? "" : comm->solo.make_row ? "solo" : ra_link_transport(comm->link);
+}
 
 ra_status ra_comm_set_timeout(ra_comm *comm, double timeout, double start_timeout) {
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
@@ -125,7 +129,8 @@ ra_status ra_comm_set_tracer(ra_comm *comm, void (*event)(void *ctx, const ra_tr
 
 ra_status ra_comm_allgather(ra_comm *comm, const void *mine, void *all, int64_t bytes) {
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
-    if (bytes < 0 || (bytes > 0 && (!mine || !all))) return ra_fail(RA_INVALID, bytes < 0 ? "bytes is negative" : "mine or all is NULL");
+    if (bytes < 0 || (bytes > 0 && (!mine || !all)))
+        return ra_fail(RA_INVALID, bytes < 0 ? "bytes is negative" : "mine or all is NULL");
     if (comm->solo.make_row) return ra_fail(RA_INVALID, "a rank played alone has nobody to gather from");
     return ra_link_allgather(comm->link, mine, all, bytes, "gather");
 }

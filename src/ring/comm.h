@@ -10,16 +10,16 @@
 
 struct ra_comm {
     ra_link *link;
-    int rank, ranks;    /* those of the link, but for a rank played alone */
-    ra_solo_ops solo;   /* make_row NULL: there are real peers */
-    int64_t solo_bytes; /* that a rank played alone would have sent */
+    int rank, ranks;                                       /* those of the link, but for a rank played alone */
+    ra_solo_ops solo;                                      /* make_row NULL: there are real peers */
+    int64_t solo_bytes;                                    /* that a rank played alone would have sent */
     void (*trace)(void *ctx, const ra_trace_event *event); /* NULL: nobody looks */
     void *trace_ctx;
     ra_pool *pool, *device_pool; /* the second is made by the first plan on a device */
-    ra_workers *workers; /* made by the first plan, made anew when another number is asked for */
-    uint64_t *sent, *received; /* messages to and from each rank so far: the next tags */
-    bool merging;              /* the latest plan that all ranks agreed on has replicated queries: the next may agree while merging */
-    ra_plan *plans;            /* cached, latest used first */
+    ra_workers *workers;         /* made by the first plan, made anew when another number is asked for */
+    uint64_t *sent, *received;   /* messages to and from each rank so far: the next tags */
+    bool merging;   /* the latest plan that all ranks agreed on has replicated queries: the next may agree while merging */
+    ra_plan *plans; /* cached, latest used first */
     int64_t plan_count;
     int64_t cache_hits, cache_misses;
 };

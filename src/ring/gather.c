@@ -1,5 +1,6 @@
-/* The gather schedule: one exchange of what each rank needs, then one step. For short sequences, where latency counts and memory does not.
- * What a rank has at home is computed while the rest is on its way. Gradients go straight home in a second exchange. */
+/* The gather schedule: one exchange of what each rank needs, then one step. For short sequences, where latency counts and
+ * memory does not. What a rank has at home is computed while the rest is on its way. Gradients go straight home in a second
+ * exchange. */
 #include <string.h>
 
 #include "core/status.h"
@@ -32,7 +33,8 @@ static bool next_direct(direct_loop *loop, direct *message) {
             *message = (direct){own, other, pieces, 0, 0};
             message->count = ra_direct_pieces(&loop->plan->route, own->channel, loop->out ? own->member : other,
                                               loop->out ? other : own->member, pieces);
-            for (int64_t i = 0; i < message->count; i++) message->elements += 2 * ra_piece_elements(&loop->plan->route, &pieces[i]);
+            for (int64_t i = 0; i < message->count; i++)
+                message->elements += 2 * ra_piece_elements(&loop->plan->route, &pieces[i]);
             if (message->count > 0) return true;
         }
     }
@@ -64,7 +66,8 @@ static void add_home(ra_call *call, const ra_item_views *home) {
     const ra_view *view = &call->plan->view;
     for (int64_t i = 0; i < view->own_count; i++) {
         const ra_own_channel *own = &view->own[i];
-        int64_t count = ra_direct_pieces(&call->plan->route, own->channel, own->member, own->member, call->plan->held.list[0].pieces);
+        int64_t count =
+            ra_direct_pieces(&call->plan->route, own->channel, own->member, own->member, call->plan->held.list[0].pieces);
         for (int64_t j = 0; j < count; j++) ra_call_items_home(call, &call->plan->held.list[0].pieces[j], home);
     }
 }
@@ -103,11 +106,13 @@ ra_status ra_gather_backward(ra_backward_pass *pass) {
     for (direct_loop loop = {call->plan, true, 0, 0}; next_direct(&loop, &message); home += ra_framed(message.elements * state))
         RA_TRY(ra_call_recv(call, rank_of(&message), home, message.elements * state));
     sums = pass->grads[0];
-    for (direct_loop loop = {call->plan, false, 0, 0}; next_direct(&loop, &message); sums += ra_framed(message.elements * state))
+    for (direct_loop loop = {call->plan, false, 0, 0}; next_direct(&loop, &message);
+         sums += ra_framed(message.elements * state))
         RA_TRY(ra_call_send(call, rank_of(&message), sums, message.elements * state));
     RA_TRY(ra_call_wait(call));
     home = pass->grads_in;
-    for (direct_loop loop = {call->plan, true, 0, 0}; next_direct(&loop, &message); home += ra_framed(message.elements * state)) {
+    for (direct_loop loop = {call->plan, true, 0, 0}; next_direct(&loop, &message);
+         home += ra_framed(message.elements * state)) {
         char *packed = home + RA_LINK_HEADER;
         for (int64_t i = 0; i < message.count; i++) {
             int64_t bytes = ra_piece_elements(&call->plan->route, &message.pieces[i]) * state;

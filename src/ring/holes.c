@@ -1,6 +1,6 @@
-/* Rows without any key. Where heads have one branch each, the classes are counted one by one in closed form. In `mix` a row is a hole only
- * if every branch leaves it out, and branches overlap in ways that have no simple closed form; but the pattern repeats, so one period of
- * it is walked instead of all rows. */
+/* Rows without any key. Where heads have one branch each, the classes are counted one by one in closed form. In `mix` a row is
+ * a hole only if every branch leaves it out, and branches overlap in ways that have no simple closed form; but the pattern
+ * repeats, so one period of it is walked instead of all rows. */
 #include "geometry/count.h"
 #include "ring/summary.h"
 
@@ -65,7 +65,8 @@ static int64_t covered_mix(const ra_route *route, const ra_view *view) {
         ra_span rows = {shard.rows[run].start + shift, shard.rows[run].step, shard.rows[run].count};
         if (walk_rows) {
             for (int64_t b = 0; b < c->batch; b++)
-                for (int64_t i = 0; i < rows.count; i++) covered += group * heads_with_key(route, b, rows.start + i * rows.step);
+                for (int64_t i = 0; i < rows.count; i++)
+                    covered += group * heads_with_key(route, b, rows.start + i * rows.step);
             continue;
         }
         for (int64_t x = 0; x < period && rows.count > 0; x++) {

@@ -10,7 +10,8 @@ static int64_t index_in(const ra_ring *ring, const ra_part *part, int64_t repeat
     return index < part->rows.count ? index : -1;
 }
 
-static const ra_part *part_of(const ra_ring *ring, const ra_part *parts, int64_t count, int64_t repeat, int64_t x, int64_t *index) {
+static const ra_part *part_of(const ra_ring *ring, const ra_part *parts, int64_t count, int64_t repeat, int64_t x,
+                              int64_t *index) {
     for (int64_t i = 0; i < count; i++)
         if ((*index = index_in(ring, &parts[i], repeat, x)) >= 0) return &parts[i];
     return NULL;
@@ -56,7 +57,8 @@ static bool meet_in(const ra_route *route, const ra_ring *ring, int64_t x, int64
 static bool holds(ra_shard shard, int64_t row) {
     for (int i = 0; i < 2; i++) {
         int64_t distance = row - shard.rows[i].start;
-        if (distance >= 0 && distance % shard.rows[i].step == 0 && distance / shard.rows[i].step < shard.rows[i].count) return true;
+        if (distance >= 0 && distance % shard.rows[i].step == 0 && distance / shard.rows[i].step < shard.rows[i].count)
+            return true;
     }
     return false;
 }
@@ -76,7 +78,8 @@ static ra_status meet(const ra_route *route, int64_t query, int64_t key, int64_t
         if (class->residue && ra_mod(x - key, class->rate) != 0) continue;
         if (meet_in(route, ring, x, key, m)) return RA_OK;
     }
-    return ra_fail(RA_INVALID, "query %lld does not meet key %lld in branch %lld", (long long)query, (long long)key, (long long)branch);
+    return ra_fail(RA_INVALID, "query %lld does not meet key %lld in branch %lld", (long long)query, (long long)key,
+                   (long long)branch);
 }
 
 ra_status ra_plan_meeting(const ra_attention_desc *desc, int ranks, int64_t query, int64_t key, int64_t head, int64_t branch,
@@ -84,14 +87,17 @@ ra_status ra_plan_meeting(const ra_attention_desc *desc, int ranks, int64_t quer
     if (!meeting) return ra_fail(RA_INVALID, "meeting is NULL");
     if (meeting->struct_size < sizeof *meeting)
         return ra_fail(RA_INVALID, "meeting has struct_size %u, this library knows %zu", meeting->struct_size, sizeof *meeting);
-    if (ranks < 1 || ranks > RA_MAX_RANKS) return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
+    if (ranks < 1 || ranks > RA_MAX_RANKS)
+        return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
     ra_arena arena = {0};
     ra_config config;
     ra_choice choice;
     ra_route route;
     ra_status status = ra_config_create(&arena, desc, &config);
-    if (status == RA_OK && (query < 0 || query >= config.seq_q || key < 0 || key >= config.seq_k || head < 0 || head >= config.heads))
-        status = ra_fail(RA_INVALID, "there is no query %lld, key %lld or head %lld", (long long)query, (long long)key, (long long)head);
+    if (status == RA_OK &&
+        (query < 0 || query >= config.seq_q || key < 0 || key >= config.seq_k || head < 0 || head >= config.heads))
+        status = ra_fail(RA_INVALID, "there is no query %lld, key %lld or head %lld", (long long)query, (long long)key,
+                         (long long)head);
     if (status == RA_OK) status = ra_choose(&config, ranks, &choice);
     /* With replicated queries every rank has the query, and it meets the key where the key is. */
     int rank = 0;

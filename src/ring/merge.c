@@ -1,11 +1,13 @@
-/* Replicated queries: K and V stay at home, every rank works out its share of all rows, and the shares are merged towards rank 0 along a tree
- * and spread again along the same tree, so that all ranks end with the same bits. The schedule gives the tree its shape:
+/* Replicated queries: K and V stay at home, every rank works out its share of all rows, and the shares are merged towards rank
+ * 0 along a tree and spread again along the same tree, so that all ranks end with the same bits. The schedule gives the tree
+ * its shape:
  *
  *     merge   binomial: 0 <- 1, 2 <- 3, then 0 <- 2, ...     log p steps
  *     ring    chain:    0 <- 1 <- 2 <- ... <- p-1            each rank talks to its neighbours only
  *     gather  star:     0 <- 1, 0 <- 2, ...                  one step, all of it at rank 0
  *
- * The ranks' agreement on the configuration rides in front of the first message, so a call costs no exchange beyond the merge itself. */
+ * The ranks' agreement on the configuration rides in front of the first message, so a call costs no exchange beyond the merge
+ * itself. */
 #include <string.h>
 
 #include "core/status.h"
@@ -52,7 +54,8 @@ static ra_status receive(ra_call *call, int peer, char *message, int64_t payload
 }
 
 /* Both messages are `bytes` behind their headers; `add` merges mine += theirs. */
-static ra_status merge_and_spread(ra_call *call, char *mine, char *theirs, int64_t bytes, void (*add)(ra_call *, char *, const char *)) {
+static ra_status merge_and_spread(ra_call *call, char *mine, char *theirs, int64_t bytes,
+                                  void (*add)(ra_call *, char *, const char *)) {
     ra_plan *plan = call->plan;
     tree t = {plan->schedule, plan->view.rank, plan->view.ranks};
     int child, children = 0;

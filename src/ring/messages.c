@@ -13,7 +13,8 @@ bool ra_messages_create(ra_arena *arena, const ra_own_channel *own, int64_t own_
     int64_t most = 0; /* pieces of a message, over all channels: lists are reused from round to round */
     for (int64_t i = 0; i < own_count; i++) {
         const ra_channel *channel = own[i].channel;
-        for (int64_t m = 0; m < channel->member_count; m++) most = ra_max(most, channel->first_ref[m + 1] - channel->first_ref[m]);
+        for (int64_t m = 0; m < channel->member_count; m++)
+            most = ra_max(most, channel->first_ref[m + 1] - channel->first_ref[m]);
     }
     for (int64_t i = 0; i < 2 * own_count; i++) {
         messages->list[i].pieces = ra_arena_take(arena, most, sizeof(ra_piece));
@@ -34,8 +35,8 @@ int ra_message_rank(const ra_message *message, int64_t hops) {
     return channel->members[ra_member_at(channel, message->own->member, hops, message->down)];
 }
 
-void ra_messages_list(const ra_route *route, const ra_own_channel *own, int64_t own_count, int64_t bucket, int32_t hop, bool all,
-                      ra_messages *messages) {
+void ra_messages_list(const ra_route *route, const ra_own_channel *own, int64_t own_count, int64_t bucket, int32_t hop,
+                      bool all, ra_messages *messages) {
     messages->count = messages->bytes = 0;
     int64_t size = (int64_t)ra_dtype_size(route->config->dtype);
     int32_t min_hops = hop > 0 ? hop : (all ? 0 : 1);
@@ -55,14 +56,14 @@ void ra_messages_list(const ra_route *route, const ra_own_channel *own, int64_t 
 
 /* ---------------------------------------------------------------------------------------------------------- bounds */
 
-/* Elements of K and V that messages of one channel can hold at most on this rank, by direction and hop. One look at each source tells at which
- * hop its buckets pass here, so no hop is looked at for nothing. */
+/* Elements of K and V that messages of one channel can hold at most on this rank, by direction and hop. One look at each source
+ * tells at which hop its buckets pass here, so no hop is looked at for nothing. */
 typedef struct channel_bound {
-    int64_t kv[2];   /* held */
+    int64_t kv[2];    /* held */
     int64_t chain[2]; /* gradients computed here that go on, */
-    int64_t last[2]; /* or home */
-    int64_t in[2];   /* gradients that arrive to be added to, */
-    int64_t home[2]; /* or come home, having gone as many hops as the index says */
+    int64_t last[2];  /* or home */
+    int64_t in[2];    /* gradients that arrive to be added to, */
+    int64_t home[2];  /* or come home, having gone as many hops as the index says */
     int64_t items;
 } channel_bound;
 
@@ -82,7 +83,8 @@ static void add_source(const ra_path *path, int64_t distance, bool down, int64_t
         if (reach->down != down || reach->hops < 1) continue;
         if (distance == 0) {
             bool seen = false; /* several slices may go equally far: one bucket holds only one of them */
-            for (int64_t p = 0; p < r && !seen; p++) seen = path->reaches[p].down == down && path->reaches[p].hops == reach->hops;
+            for (int64_t p = 0; p < r && !seen; p++)
+                seen = path->reaches[p].down == down && path->reaches[p].hops == reach->hops;
             if (!seen) sums[reach->hops].home[down] += elements;
         }
         kv = kv || reach->hops >= distance;
@@ -101,7 +103,8 @@ static void add_ring_bound(const bound_request *request, int32_t ring_index, cha
     int64_t targets = 0;
     for (int64_t t = 0; t < ring->target_count; t++) targets += ring->targets[t].rank == request->rank;
     for (int64_t s = 0; s < ring->source_count; s++) {
-        ra_piece largest = {.ring = ring_index, .repeats = ring->bundle, .rows = ra_min(ring->cap, ring->sources[s].rows.count)};
+        ra_piece largest = {
+            .ring = ring_index, .repeats = ring->bundle, .rows = ra_min(ring->cap, ring->sources[s].rows.count)};
         int64_t elements = 2 * ra_piece_elements(request->route, &largest);
         for (int down = 0; down < 2; down++) {
             int64_t gap = request->me - ring->sources[s].member, distance = ra_mod(down ? -gap : gap, ring->member_count);
@@ -114,7 +117,8 @@ static void add_ring_bound(const bound_request *request, int32_t ring_index, cha
 static int64_t framed_if(int64_t elements, int64_t size) { return elements ? framed(elements * size) : 0; }
 
 /* Adds a channel's bounds to those of its round, hop by hop. */
-static void add_channel_bound(const ra_route *route, int32_t hops, const channel_bound *sums, int64_t members, ra_message_bounds *by_hop) {
+static void add_channel_bound(const ra_route *route, int32_t hops, const channel_bound *sums, int64_t members,
+                              ra_message_bounds *by_hop) {
     int64_t size = (int64_t)ra_dtype_size(route->config->dtype), grad = ra_state_size(route->config->dtype);
     for (int64_t h = 0; h < members && h <= hops; h++) {
         for (int down = 0; down < 2; down++) {
@@ -146,7 +150,8 @@ static bool direct_bound(ra_arena *arena, const ra_route *route, const ra_own_ch
         for (int64_t m = 0; m < channel->member_count; m++) {
             if (m == own[i].member) continue;
             for (int out = 0; out < 2; out++) {
-                int64_t count = ra_direct_pieces(route, channel, out ? own[i].member : m, out ? m : own[i].member, pieces), elements = 0;
+                int64_t count = ra_direct_pieces(route, channel, out ? own[i].member : m, out ? m : own[i].member, pieces),
+                        elements = 0;
                 for (int64_t j = 0; j < count; j++) elements += 2 * ra_piece_elements(route, &pieces[j]);
                 most->kv_bytes[out] += framed_if(elements, size);
                 *(out ? &most->grad_in_bytes : &most->grad_bytes[0]) += framed_if(elements, grad);

@@ -1,7 +1,7 @@
 /* The messages of one step on one rank.
  *
- * A buffer holds the messages of a step one after the other, each on a 64-byte boundary. Inside a message the pieces follow each other
- * without gaps, each as K then V (or dK then dV):
+ * A buffer holds the messages of a step one after the other, each on a 64-byte boundary. Inside a message the pieces follow
+ * each other without gaps, each as K then V (or dK then dV):
  *
  *     [ header | K of piece 0 | V of piece 0 | K of piece 1 | ... ]      K: [batch][head][repeat][row][d]
  */
@@ -35,8 +35,8 @@ typedef struct ra_messages {
 /* Room for the messages of any step over `own_count` channels. */
 bool ra_messages_create(ra_arena *arena, const ra_own_channel *own, int64_t own_count, ra_messages *messages);
 /* The messages that are here after `hop` hops. With hop 0, pieces that go nowhere are among them if `all` says so. */
-void ra_messages_list(const ra_route *route, const ra_own_channel *own, int64_t own_count, int64_t bucket, int32_t hop, bool all,
-                      ra_messages *messages);
+void ra_messages_list(const ra_route *route, const ra_own_channel *own, int64_t own_count, int64_t bucket, int32_t hop,
+                      bool all, ra_messages *messages);
 
 /* Bytes of the pieces that go at least min_hops: the front of the message. `size`: bytes of an element. */
 int64_t ra_message_payload(const ra_route *route, const ra_message *message, int32_t min_hops, int64_t size);
@@ -48,8 +48,8 @@ typedef struct ra_message_bounds {
     int64_t kv_bytes[2];   /* buffers for K and V: of this hop and the next (ring), in and out (gather) */
     int64_t grad_bytes[2]; /* for dK and dV of what is computed here: in this step and the one before (ring) */
     int64_t grad_in_bytes; /* for dK and dV that arrive */
-    int64_t step_items;  /* items of one step */
-    int64_t transfers;   /* messages posted in one step, forward or backward */
+    int64_t step_items;    /* items of one step */
+    int64_t transfers;     /* messages posted in one step, forward or backward */
 } ra_message_bounds;
 /* False: no memory. */
 bool ra_message_bound(ra_arena *arena, const ra_route *route, const ra_own_channel *own, int64_t own_count, int rank,

@@ -17,7 +17,8 @@ static rows_at place(const ra_route *route, const ra_piece *piece) {
                      source->rows.row_step, source->row_shift, route->rings.classes[ring->class_index].heads};
 }
 
-/* Calls move(config, row, packed) for each row of a piece, in packed order. `size` is that of an element, in the tensor and packed. */
+/* Calls move(config, row, packed) for each row of a piece, in packed order. `size` is that of an element, in the tensor and
+ * packed. */
 static void each_row(const ra_route *route, const ra_piece *piece, ra_tensor tensor, int64_t size, char *packed,
                      void (*move)(const ra_config *c, char *row, char *packed)) {
     const ra_config *c = route->config;
@@ -92,7 +93,8 @@ static void make_rows(void *arg, int64_t index, int worker) {
     const ra_ring *ring = &job->route->rings.rings[piece->ring];
     const ra_item_rows *rows = &ring->sources[piece->source].rows;
     ra_span heads = job->route->rings.classes[ring->class_index].heads;
-    int64_t bytes = c->head_dim * (int64_t)ra_dtype_size(c->dtype), head = index % heads.count, batch = index / heads.count % c->batch;
+    int64_t bytes = c->head_dim * (int64_t)ra_dtype_size(c->dtype), head = index % heads.count,
+            batch = index / heads.count % c->batch;
     char *at = job->packed + index * piece->repeats * piece->rows * bytes;
     (void)worker;
     for (int64_t r = 0; r < piece->repeats; r++)

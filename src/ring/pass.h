@@ -24,7 +24,7 @@ typedef struct ra_backward_pass {
     char *buffer[2];
     char *grads[2]; /* messages of dK and dV that are computed here */
     char *grads_in;
-    char *state[2]; /* replicated queries: messages of dq, this rank's and a peer's */
+    char *state[2];           /* replicated queries: messages of dq, this rank's and a peer's */
     int64_t size, state_size; /* bytes of an element of k, of dk */
 } ra_backward_pass;
 
@@ -33,7 +33,8 @@ ra_status ra_backward_compute(ra_backward_pass *pass);
 /* Bytes of a message in a buffer, 0 for one without payload. */
 static inline int64_t ra_framed(int64_t payload) { return payload ? ra_round_up(RA_LINK_HEADER + payload, 64) : 0; }
 
-/* Adds the items of packed pieces that lie one after the other at `packed` (K and V), with their gradients at `sums` (NULL in forward). */
+/* Adds the items of packed pieces that lie one after the other at `packed` (K and V), with their gradients at `sums` (NULL in
+ * forward). */
 void ra_add_packed(ra_call *call, const ra_piece *pieces, int64_t count, char *packed, char *sums);
 
 /* The schedules. */

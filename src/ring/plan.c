@@ -68,13 +68,16 @@ static ra_status make_route(ra_plan *plan, int rank, int ranks) {
         if (choice.schedule == RA_SCHEDULE_GATHER && c->schedule == RA_SCHEDULE_AUTO) { /* the ring needs less */
             plan->schedule = choice.schedule = RA_SCHEDULE_RING;
             bucket = c->bucket > 0 ? c->bucket : ra_usual_bucket(c);
-            snprintf(plan->reason, sizeof plan->reason, "ring; bucket %" PRId64 ": a gather would exceed the memory limit", bucket);
+            snprintf(plan->reason, sizeof plan->reason, "ring; bucket %" PRId64 ": a gather would exceed the memory limit",
+                     bucket);
             bucket *= 2; /* halved before the next look */
             continue;
         }
         if (c->bucket > 0 || bucket <= 1)
-            return ra_fail(RA_NOMEM, "a rank needs %" PRId64 " bytes, more than the memory_limit of %" PRId64, bytes, c->memory_limit);
-        snprintf(plan->reason, sizeof plan->reason, "ring; bucket %" PRId64 " to stay within the memory limit", ra_max(1, bucket / 2));
+            return ra_fail(RA_NOMEM, "a rank needs %" PRId64 " bytes, more than the memory_limit of %" PRId64, bytes,
+                           c->memory_limit);
+        snprintf(plan->reason, sizeof plan->reason, "ring; bucket %" PRId64 " to stay within the memory limit",
+                 ra_max(1, bucket / 2));
     }
 }
 
@@ -137,8 +140,8 @@ static void bound_cache(ra_comm *comm) {
     ra_plan_free(plan);
 }
 
-static ra_status find_or_make(ra_comm *comm, const ra_attention_desc *desc, const char *key, int64_t key_bytes, int64_t shared_bytes,
-                              ra_plan **result) {
+static ra_status find_or_make(ra_comm *comm, const ra_attention_desc *desc, const char *key, int64_t key_bytes,
+                              int64_t shared_bytes, ra_plan **result) {
     ra_plan *plan = take_cached(comm, key, key_bytes);
     if (plan) {
         comm->cache_hits++;
@@ -193,7 +196,8 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     if (status == RA_OK) status = find_or_make(comm, desc, key, length, shared, &made);
     bool alone = ra_comm_size(comm) == 1 || comm->solo.make_row;
     if (status == RA_OK && !alone) ra_link_set_checksum(comm->link, config.checksum);
-    if (config.placement == RA_REPLICATED && comm->merging) { /* the agreement rides on the merge; only a failure must be told now */
+    if (config.placement == RA_REPLICATED &&
+        comm->merging) { /* the agreement rides on the merge; only a failure must be told now */
         if (status != RA_OK && !alone) ra_link_abort(comm->link, status, ra_last_error());
     } else if (!alone) {
         if (status == RA_OK) {
@@ -242,14 +246,15 @@ ra_status ra_comm_stats(const ra_comm *comm, ra_stats_data *stats) {
         pool.hits += device.hits;
         pool.misses += device.misses;
     }
-    *stats = (ra_stats_data){.struct_size = stats->struct_size, /* a later header's struct is larger; its known part is filled */
-                             .pool_in_use = pool.in_use,
-                             .pool_peak = pool.peak,
-                             .pool_hits = pool.hits,
-                             .pool_misses = pool.misses,
-                             .cache_hits = comm->cache_hits,
-                             .cache_misses = comm->cache_misses,
-                             .cache_entries = comm->plan_count};
+    *stats =
+        (ra_stats_data){.struct_size = stats->struct_size, /* a later header's struct is larger; its known part is filled */
+                        .pool_in_use = pool.in_use,
+                        .pool_peak = pool.peak,
+                        .pool_hits = pool.hits,
+                        .pool_misses = pool.misses,
+                        .cache_hits = comm->cache_hits,
+                        .cache_misses = comm->cache_misses,
+                        .cache_entries = comm->plan_count};
     return RA_OK;
 }
 

@@ -14,7 +14,7 @@ typedef struct ra_view {
     int32_t *local; /* rings with this rank as the only member */
     int64_t local_count;
     int64_t rows_q, rows_k;
-    bool single; /* every query row meets at most one item: no state is needed */
+    bool single;             /* every query row meets at most one item: no state is needed */
     bool sparse_q, sparse_k; /* many rows take part in nothing (used.h) */
     ra_message_bounds bounds;
     int64_t local_items;
@@ -23,12 +23,12 @@ ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_vi
 
 /* Bytes of a call's workspace, in the order in which it is laid out; each on a 64-byte boundary. */
 typedef struct ra_workspace {
-    int64_t acc, m, l;       /* forward state; acc only for 16-bit types, whose out cannot hold it */
+    int64_t acc, m, l;         /* forward state; acc only for 16-bit types, whose out cannot hold it */
     int64_t delta, dq, dk, dv; /* backward; dq, dk, dv only for 16-bit types */
     int64_t kv[2];             /* messages of K and V: ring: of this hop and the next; gather: in and out */
     int64_t grad[2], grad_in;  /* messages of dK and dV: computed here, arriving */
     int64_t state;             /* replicated queries: one of two messages of (acc, m, l), or of dq */
-    int64_t scratch;         /* the kernel's */
+    int64_t scratch;           /* the kernel's */
     int64_t total;
 } ra_workspace;
 
@@ -36,7 +36,7 @@ struct ra_plan {
     ra_comm *comm;
     ra_plan *next; /* in the cache */
     bool taken;
-    char *key; /* the configuration as text */
+    char *key;                       /* the configuration as text */
     int64_t key_bytes, shared_bytes; /* the first shared_bytes are what all ranks agree on */
     ra_arena arena;
     ra_config config;

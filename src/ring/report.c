@@ -55,14 +55,15 @@ int64_t ra_plan_report(const ra_plan *plan, char *buf, size_t bytes) {
     const ra_config *c = &plan->config;
     ra_rank_summary s = {.struct_size = sizeof s};
     if (ra_summarise(plan, &plan->view, &s) != RA_OK) return 0;
-    put(&p, "rank %d of %d: %" PRId64 " queries, %" PRId64 " keys, %s, kernel %s, %d thread%s\n", s.rank, plan->route.ranks, s.rows_q,
-        s.rows_k, ra_dtype_name(c->dtype), plan->kernel->name, plan->threads, plan->threads == 1 ? "" : "s");
+    put(&p, "rank %d of %d: %" PRId64 " queries, %" PRId64 " keys, %s, kernel %s, %d thread%s\n", s.rank, plan->route.ranks,
+        s.rows_q, s.rows_k, ra_dtype_name(c->dtype), plan->kernel->name, plan->threads, plan->threads == 1 ? "" : "s");
     put(&p, "layout %s, schedule %s (%s)\n", layouts[c->layout], schedules[plan->schedule], plan->reason);
     put(&p, "pairs %" PRId64, s.pairs);
     if (s.holes > 0) put(&p, ", rows without keys %" PRId64, s.holes);
-    put(&p, ", bytes sent %" PRId64 " forward and %" PRId64 " backward, %" PRId64 " hops\n", s.bytes_sent, s.bytes_sent_backward, s.hops);
-    put(&p, "memory: shards %" PRId64 ", workspace %" PRId64 " forward and %" PRId64 " backward\n", s.shard_bytes, s.workspace_bytes,
-        s.workspace_bytes_backward);
+    put(&p, ", bytes sent %" PRId64 " forward and %" PRId64 " backward, %" PRId64 " hops\n", s.bytes_sent,
+        s.bytes_sent_backward, s.hops);
+    put(&p, "memory: shards %" PRId64 ", workspace %" PRId64 " forward and %" PRId64 " backward\n", s.shard_bytes,
+        s.workspace_bytes, s.workspace_bytes_backward);
     put(&p, "rings:\n");
     for (int64_t i = 0; i < plan->view.local_count; i++)
         put_ring(&p, &plan->route, &plan->route.rings.rings[plan->view.local[i]], s.rank);

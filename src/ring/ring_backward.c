@@ -14,10 +14,10 @@
 typedef struct backward {
     ra_backward_pass *pass;
     ra_call *call;
-    char *local, *out;          /* dK and dV: of this step, of the step before */
-    int32_t out_hop;            /* at which hop `out` was computed; 0: it holds nothing */
-    int64_t finished_bucket;    /* of which gradients come home in this step, */
-    int32_t finished_hops;      /* those that went so far; 0: none */
+    char *local, *out;       /* dK and dV: of this step, of the step before */
+    int32_t out_hop;         /* at which hop `out` was computed; 0: it holds nothing */
+    int64_t finished_bucket; /* of which gradients come home in this step, */
+    int32_t finished_hops;   /* those that went so far; 0: none */
 } backward;
 
 /* Which pieces of a message, here at some hop, have gradients that go on (chain) or home. */
@@ -43,7 +43,8 @@ static ra_status receive_kv(backward *b, int32_t hop, char *there) {
     for (int64_t i = 0; i < plan->next_held.count; i++) {
         const ra_message *message = &plan->next_held.list[i];
         int64_t payload = ra_message_payload(&plan->route, message, hop + 1, b->pass->size);
-        RA_TRY(ra_call_recv_kv(b->call, ra_message_rank(message, -1), there + message->offset, payload, message->pieces, message->count));
+        RA_TRY(ra_call_recv_kv(b->call, ra_message_rank(message, -1), there + message->offset, payload, message->pieces,
+                               message->count));
     }
     return RA_OK;
 }
@@ -54,7 +55,8 @@ static ra_status send_kv(backward *b, int32_t hop, char *here) {
         const ra_message *message = &plan->held.list[i];
         int64_t payload = ra_message_payload(&plan->route, message, hop + 1, b->pass->size);
         if (payload == 0) continue;
-        if (hop == 0) ra_pack_message(&plan->route, message, b->pass->args->k, b->pass->args->v, here + message->offset + RA_LINK_HEADER);
+        if (hop == 0)
+            ra_pack_message(&plan->route, message, b->pass->args->k, b->pass->args->v, here + message->offset + RA_LINK_HEADER);
         RA_TRY(ra_call_send(b->call, ra_message_rank(message, 1), here + message->offset, payload));
     }
     return RA_OK;
@@ -81,7 +83,8 @@ static ra_status receive_grads(backward *b, int32_t hop) {
     return RA_OK;
 }
 
-/* What was computed in the step before: first everything that goes on, then everything that goes home, as receivers expect it. */
+/* What was computed in the step before: first everything that goes on, then everything that goes home, as receivers expect
+ * it. */
 static ra_status send_grads(backward *b) {
     ra_plan *plan = b->call->plan;
     for (int home = 0; b->out_hop > 0 && home < 2; home++) {
@@ -184,7 +187,8 @@ static void rotate(backward *b, int32_t hop) {
 }
 
 /* Hop `hop` of bucket `bucket`; with bucket == buckets, the step after the last, in which gradients still come home. */
-static ra_status take_hop(backward *b, const ra_own_channel *own, int64_t own_count, int64_t bucket, int32_t hop, const ra_round *round) {
+static ra_status take_hop(backward *b, const ra_own_channel *own, int64_t own_count, int64_t bucket, int32_t hop,
+                          const ra_round *round) {
     ra_plan *plan = b->call->plan;
     const ra_route *route = &plan->route;
     char *here = b->pass->buffer[0], *there = b->pass->buffer[1];

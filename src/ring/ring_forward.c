@@ -10,7 +10,8 @@
 #include "ring/pass.h"
 
 /* One hop of one bucket: what is held is computed and passed on, what comes next is received. */
-static ra_status take_hop(ra_forward_pass *f, const ra_own_channel *own, int64_t own_count, int64_t bucket, int32_t hop_index, int32_t hops) {
+static ra_status take_hop(ra_forward_pass *f, const ra_own_channel *own, int64_t own_count, int64_t bucket, int32_t hop_index,
+                          int32_t hops) {
     ra_plan *plan = f->call.plan;
     const ra_route *route = &plan->route;
     int64_t size = (int64_t)ra_dtype_size(plan->config.dtype);
@@ -29,10 +30,12 @@ static ra_status take_hop(ra_forward_pass *f, const ra_own_channel *own, int64_t
         const ra_message *message = &plan->held.list[i];
         int64_t payload = ra_message_payload(route, message, hop_index + 1, size);
         if (payload > 0) {
-            if (hop_index == 0) ra_pack_message(route, message, f->args->k, f->args->v, here + message->offset + RA_LINK_HEADER);
+            if (hop_index == 0)
+                ra_pack_message(route, message, f->args->k, f->args->v, here + message->offset + RA_LINK_HEADER);
             RA_TRY(ra_call_send(&f->call, ra_message_rank(message, 1), here + message->offset, payload));
         }
-        if (hop_index > 0) ra_add_packed(&f->call, message->pieces, message->count, here + message->offset + RA_LINK_HEADER, NULL);
+        if (hop_index > 0)
+            ra_add_packed(&f->call, message->pieces, message->count, here + message->offset + RA_LINK_HEADER, NULL);
         else
             for (int64_t j = 0; j < message->count; j++) ra_call_items_home(&f->call, &message->pieces[j], &f->home);
     }

@@ -34,10 +34,10 @@ static ra_span shifted(ra_span span, int64_t shift) {
     return span;
 }
 
-/* Sums a count over the repeats of a ring, with keys limited to [begin, end). Repeats that lie inside are alike; the one that each end goes
- * through is counted by itself. */
-static int64_t repeats_within(const ra_config *c, const ra_ring *ring, int64_t rate, ra_span q, ra_span k, counter count, int64_t begin,
-                              int64_t end) {
+/* Sums a count over the repeats of a ring, with keys limited to [begin, end). Repeats that lie inside are alike; the one that
+ * each end goes through is counted by itself. */
+static int64_t repeats_within(const ra_config *c, const ra_ring *ring, int64_t rate, ra_span q, ra_span k, counter count,
+                              int64_t begin, int64_t end) {
     if (ring->repeat == 1) return count(q, ra_span_clip(k, begin, end), rate, c);
     int64_t low = ra_max(0, ra_ceil_div(begin - k.start, ring->shift)); /* repeats that lie inside: [low, high) */
     int64_t high = ra_min(ring->repeat, ra_floor_div(end - 1 - ra_span_last(k), ring->shift) + 1);
@@ -51,8 +51,8 @@ static int64_t repeats_within(const ra_config *c, const ra_ring *ring, int64_t r
     return sum;
 }
 
-static int64_t over_repeats(const ra_config *c, const ra_ring *ring, const ra_class *class, ra_span q, counter count, int64_t begin,
-                            int64_t end) {
+static int64_t over_repeats(const ra_config *c, const ra_ring *ring, const ra_class *class, ra_span q, counter count,
+                            int64_t begin, int64_t end) {
     return repeats_within(c, ring, class->rate, q, ra_lattice_keys(c, class, ring->origin), count, begin, end);
 }
 
@@ -72,7 +72,8 @@ int64_t ra_count_over_rings(const ra_route *route, int rank, bool covered) {
         const ra_ring *ring = &route->rings.rings[i];
         const ra_class *class = &route->rings.classes[ring->class_index];
         int64_t heads = class->heads.count * (c->heads / c->kv_heads);
-        counter count = covered ? (class->residue ? covered_residue : covered_lattice) : (class->residue ? pairs_residue : pairs_lattice);
+        counter count =
+            covered ? (class->residue ? covered_residue : covered_lattice) : (class->residue ? pairs_residue : pairs_lattice);
         for (int64_t t = 0; t < ring->target_count; t++)
             if (ring->targets[t].rank == rank)
                 sum = ra_sat_add(sum, ra_sat_mul(heads, over_batch(c, ring, class, span_of(&ring->targets[t].rows), count)));
@@ -89,8 +90,9 @@ static int64_t pairs_of_item(const ra_config *c, const ra_ring *ring, const ra_i
     int64_t sum = 0;
     for (int64_t b = 0; b < c->batch; b++)
         for (int64_t i = 0; i < residues; i++)
-            sum = ra_sat_add(sum, repeats_within(c, ring, 1, shifted(q, i * item->loop[1].q_pos), shifted(k, i * item->loop[1].k_pos),
-                                                 pairs_lattice, c->key_begin[b], c->key_end[b]));
+            sum = ra_sat_add(sum, repeats_within(c, ring, 1, shifted(q, i * item->loop[1].q_pos),
+                                                 shifted(k, i * item->loop[1].k_pos), pairs_lattice, c->key_begin[b],
+                                                 c->key_end[b]));
     return sum;
 }
 
@@ -247,7 +249,8 @@ ra_status ra_summarise(const ra_plan *plan, const ra_view *view, ra_rank_summary
 }
 
 static ra_status check_group(int rank, int ranks) {
-    if (ranks < 1 || ranks > RA_MAX_RANKS) return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
+    if (ranks < 1 || ranks > RA_MAX_RANKS)
+        return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
     if (rank < 0 || rank >= ranks) return ra_fail(RA_INVALID, "rank is %d, which is not in 0..%d", rank, ranks - 1);
     return RA_OK;
 }

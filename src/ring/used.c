@@ -2,8 +2,8 @@
 
 #define SETS_MOST 32 /* each is a run of all workers */
 
-/* The sets of one part: `repeats` of them, one for each segment, or a single one where segments follow on each other; and in each
- * `places`, one for each query head of a group, or a single one where all heads are neighbours. */
+/* The sets of one part: `repeats` of them, one for each segment, or a single one where segments follow on each other; and in
+ * each `places`, one for each query head of a group, or a single one where all heads are neighbours. */
 typedef struct sets {
     const ra_part *part;
     ra_span heads;

@@ -1,5 +1,5 @@
-/* The rows of a rank that its pattern touches. With dilation that may be one in r: what a pass does to every row before the first step
- * and after the last, it then does to these rows alone. */
+/* The rows of a rank that its pattern touches. With dilation that may be one in r: what a pass does to every row before the
+ * first step and after the last, it then does to these rows alone. */
 #ifndef RA_RING_USED_H
 #define RA_RING_USED_H
 
@@ -10,7 +10,8 @@ typedef struct ra_used {
     ra_span rows, heads;
 } ra_used;
 
-/* Calls visit for sets that together are all queries (keys) of the rank that take part in anything. Sets may overlap in `mix`. */
+/* Calls visit for sets that together are all queries (keys) of the rank that take part in anything. Sets may overlap in
+ * `mix`. */
 void ra_each_used(const ra_route *route, int rank, bool queries, void (*visit)(void *arg, const ra_used *used), void *arg);
 /* Whether so many rows lie in few enough such sets that it pays to leave out the others. */
 bool ra_used_sparsely(const ra_route *route, int rank, bool queries, int64_t rows);

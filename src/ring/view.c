@@ -98,8 +98,8 @@ ra_workspace ra_workspace_of(const ra_config *c, const ra_view *view, const ra_k
         w.state = merging ? RA_LINK_HEADER + rows * (c->head_dim + 2) : 0;
         w.scratch = kernel->forward_scratch(&problem, threads);
     }
-    int64_t parts[] = {w.acc, w.m, w.l, w.delta, w.dq, w.dk, w.dv, w.kv[0], w.kv[1], w.grad[0], w.grad[1], w.grad_in,
-                       w.state, w.state, w.scratch};
+    int64_t parts[] = {w.acc,   w.m,       w.l,       w.delta,   w.dq,    w.dk,    w.dv,     w.kv[0],
+                       w.kv[1], w.grad[0], w.grad[1], w.grad_in, w.state, w.state, w.scratch};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) w.total += ra_round_up(parts[i], 64);
     return w;
 }

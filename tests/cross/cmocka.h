@@ -12,16 +12,17 @@ struct CMUnitTest {
     const char *name;
     void (*run)(void **state);
 };
-#define cmocka_unit_test(f) {#f, f}
+#define cmocka_unit_test(f)                                                                                                    \
+    { #f, f }
 
 #define print_error(...) fprintf(stderr, __VA_ARGS__)
 #define print_message(...) printf(__VA_ARGS__)
 #define fail_msg(...) (fprintf(stderr, __VA_ARGS__), fprintf(stderr, " (%s:%d)\n", __FILE__, __LINE__), exit(1))
 #define fail() fail_msg("failed")
-#define skip()                                    \
-    do {                                          \
-        printf("not with so few cases: ");        \
-        return;                                   \
+#define skip()                                                                                                                 \
+    do {                                                                                                                       \
+        printf("not with so few cases: ");                                                                                     \
+        return;                                                                                                                \
     } while (0)
 #define assert_true(x) ((x) ? (void)0 : fail_msg("not true: %s", #x))
 #define assert_non_null(x) assert_true((x) != NULL)

@@ -3,8 +3,8 @@
  *       S^T = K across(Q),  dP^T = V across(dO),  P^T = exp(S^T - lse),  dS^T = P^T (dP^T - delta)
  *       dV = P^T along(dO),  dK = dS^T along(Q)
  *
- * so that P^T and dS^T are A operands as they are; dS^T is also kept as along(dS^T), and when all squares of a block of rows are
- * done dQ^T = K^T along(dS^T). The scale of the scores is put on dK and dQ at the end.
+ * so that P^T and dS^T are A operands as they are; dS^T is also kept as along(dS^T), and when all squares of a block of rows
+ * are done dQ^T = K^T along(dS^T). The scale of the scores is put on dK and dQ at the end.
  *
  * The rows of a tile come in blocks. A chunk is 32 keys against all rows of a block. In a step the vector unit differentiates
  * one square, while the tile unit computes S^T and dP^T of the next square and works on dV and dK of the chunk before: as many
@@ -17,9 +17,9 @@ enum {
     COLUMNS = 512, /* keys of a tile */
 };
 
-/* Rows of a tile: one packing of its keys serves them all, and dK and dV of them are summed where they are. Short sequences have
- * smaller tiles, so that there are enough for several workers. It depends on nothing but the problem, since the order of sums
- * does. */
+/* Rows of a tile: one packing of its keys serves them all, and dK and dV of them are summed where they are. Short sequences
+ * have smaller tiles, so that there are enough for several workers. It depends on nothing but the problem, since the order of
+ * sums does. */
 INLINE int64_t tile_rows(const ra_problem *problem) {
     return ra_sat_mul(problem->rows_q, problem->heads / problem->kv_heads) < 4096 ? 512 : 1024;
 }

@@ -8,7 +8,8 @@
 enum { RA_DROPOUT_QUADS = 16 }; /* at a time */
 
 /* words = the draws of quads [quad, quad + RA_DROPOUT_QUADS), four each. */
-static inline void ra_dropout_quads(uint32_t *restrict words, uint64_t seed, int64_t x, int64_t quad, uint32_t row, uint32_t branch) {
+static inline void ra_dropout_quads(uint32_t *restrict words, uint64_t seed, int64_t x, int64_t quad, uint32_t row,
+                                    uint32_t branch) {
     uint32_t c0[RA_DROPOUT_QUADS], c1[RA_DROPOUT_QUADS], c2[RA_DROPOUT_QUADS], c3[RA_DROPOUT_QUADS];
     for (int i = 0; i < RA_DROPOUT_QUADS; i++) {
         c0[i] = (uint32_t)x;
@@ -33,9 +34,11 @@ static inline void ra_dropout_quads(uint32_t *restrict words, uint64_t seed, int
 static inline uint32_t ra_dropout_threshold(const ra_problem *problem) { return (uint32_t)(problem->dropout * 4294967296.0); }
 
 /* draws[j] = the draw of row r and key first + j, for j in [begin, end). */
-static inline void ra_dropout_draws(uint32_t *restrict draws, const ra_place *place, int64_t r, int64_t first, int64_t begin, int64_t end) {
+static inline void ra_dropout_draws(uint32_t *restrict draws, const ra_place *place, int64_t r, int64_t first, int64_t begin,
+                                    int64_t end) {
     const ra_problem *problem = place->problem;
-    const uint32_t row = (uint32_t)(place->batch * problem->heads + ra_place_head(place, r)), branch = (uint32_t)place->item->branch;
+    const uint32_t row = (uint32_t)(place->batch * problem->heads + ra_place_head(place, r)),
+                   branch = (uint32_t)place->item->branch;
     const int64_t x = ra_place_pos(place, r), rate = place->item->rate;
     uint32_t words[4 * RA_DROPOUT_QUADS];
     int64_t quad = INT64_MIN; /* of words[0] */

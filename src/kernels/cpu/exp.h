@@ -6,9 +6,9 @@
 #include <stdint.h>
 #include <string.h>
 
-/* exp(x) = 2^n * exp(r) with n = round(x / ln 2) and |r| <= ln(2)/2, where exp(r) = 1 + r + r^2 * P(r); P is the minimax polynomial
- * of degree 4, 3.1e-9 off at most. The result is within 1.1 units in the last place on [-87.3, 88.3]; below it is 0, above +inf; NaN
- * stays NaN. */
+/* exp(x) = 2^n * exp(r) with n = round(x / ln 2) and |r| <= ln(2)/2, where exp(r) = 1 + r + r^2 * P(r); P is the minimax
+ * polynomial of degree 4, 3.1e-9 off at most. The result is within 1.1 units in the last place on [-87.3, 88.3]; below it is 0,
+ * above +inf; NaN stays NaN. */
 static inline float ra_exp_f32(float x) {
     const float round = 12582912.0f; /* 1.5 * 2^23: adding it leaves the nearest integer in the low bits */
     const float inside = x < -87.3f ? -87.3f : x > 88.3f ? 88.3f : x;

@@ -1,7 +1,7 @@
 /* Backward of fma.h. */
 
 enum {
-    BACK_KEYS = 256,              /* of a tile */
+    BACK_KEYS = 256, /* of a tile */
     BACK_ROWS = 288,
     BACK_STRIP = 48,              /* rows whose scores are held at a time */
     BACK_SCORES = BACK_KEYS + 16, /* stride of a strip; the tail is for register tiles that stick out */
@@ -15,7 +15,8 @@ typedef struct backward_space {
 } backward_space;
 
 static int64_t backward_arrays(const ra_problem *problem, char *base, backward_space *f) {
-    const int64_t row = padded(problem->head_dim) * (int64_t)sizeof(float), rows = ra_cpu_tile_rows(problem, TILE_ROWS, BACK_ROWS);
+    const int64_t row = padded(problem->head_dim) * (int64_t)sizeof(float),
+                  rows = ra_cpu_tile_rows(problem, TILE_ROWS, BACK_ROWS);
     char *at = base;
     ra_carve(&at, (int64_t)sizeof *f);
     f->key_panels = ra_carve(&at, panel_bytes(BACK_KEYS, problem->head_dim));
@@ -31,8 +32,8 @@ static int64_t backward_arrays(const ra_problem *problem, char *base, backward_s
 }
 
 /* p: scores to weights; ds: products of dout and v to gradients of the scores, scale included. */
-static void differentiate(backward_space *f, const ra_place *place, int64_t tile, int64_t row, int64_t rows, const span_of_keys *k,
-                          int64_t first) {
+static void differentiate(backward_space *f, const ra_place *place, int64_t tile, int64_t row, int64_t rows,
+                          const span_of_keys *k, int64_t first) {
     const ra_problem *problem = place->problem;
     const float scale = positive_scale(problem);
     const vec factor = splat(scale);
@@ -69,7 +70,8 @@ static void differentiate(backward_space *f, const ra_place *place, int64_t tile
 
 static void load_gradients(backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end) {
     const ra_problem *problem = place->problem;
-    const int64_t dim = problem->head_dim, width = padded(dim), rows = end - begin, all = ra_ceil_div(rows, TILE_ROWS) * TILE_ROWS;
+    const int64_t dim = problem->head_dim, width = padded(dim), rows = end - begin,
+                  all = ra_ceil_div(rows, TILE_ROWS) * TILE_ROWS;
     for (int64_t i = 0; i < rows; i++) {
         const int64_t r = begin + i;
         ra_place_interval(place, r, &f->begin[i], &f->end[i]);
@@ -93,8 +95,8 @@ INLINE void add_row(float *restrict to, const float *restrict from, float factor
     for (int64_t d = 0; d < dim; d++) to[d] += factor * from[d];
 }
 
-static void backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first, int64_t last,
-                          void *scratch) {
+static void backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
+                          int64_t last, void *scratch) {
     backward_space *f = scratch;
     const ra_item *item = place->item;
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, keys = last - first;
@@ -103,7 +105,8 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
     load_gradients(f, step, place, begin, end);
     pack_rows(f->keys, place, &item->k_view, first, first, last, BACK_KEYS);
     bool finite = all_finite(f->q, rows * width) && all_finite(f->dout, rows * width);
-    for (int64_t d = 0; d < dim; d += PANEL) finite = finite && all_finite(f->keys + d * BACK_KEYS, keys * padded(ra_min(PANEL, dim - d)));
+    for (int64_t d = 0; d < dim; d += PANEL)
+        finite = finite && all_finite(f->keys + d * BACK_KEYS, keys * padded(ra_min(PANEL, dim - d)));
     if (!finite) {
         ra_scalar_backward_tile(step, place, begin, end, first, last, scratch);
         return;
@@ -134,7 +137,8 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
         fresh = false;
         combine(count, dim, met, ds, BACK_SCORES, f->keys, k.begin, BACK_KEYS, f->dq, false);
         for (int64_t i = 0; i < count; i++)
-            add_row((float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, begin + row + i), f->dq + i * width, sign, dim);
+            add_row((float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, begin + row + i), f->dq + i * width, sign,
+                    dim);
     }
     for (int64_t c = 0; !fresh && c < keys; c++) {
         add_row((float *)item->dk_view.data + ra_place_key_at(place, &item->dk_view, first + c), f->dk + c * width, 1, dim);

@@ -1,11 +1,12 @@
-/* Forward for few query rows, as in decoding, where reading K and V is all the work: nothing is packed, and the keys of a place are split
- * over the workers.
+/* Forward for few query rows, as in decoding, where reading K and V is all the work: nothing is packed, and the keys of a place
+ * are split over the workers.
  *
  *     keys of a place   | part 0 | part 1 | part 2 |      the parts follow from the number of keys alone
  *     states              (acc, m, l)  (acc, m, l)  ...   one in each slot
  *     result              state that came in, part 0, part 1, ... merged in that order
  *
- * So the number of workers changes no bit. Rows are handled one by one, each over its own interval of keys: no masked key takes part.
+ * So the number of workers changes no bit. Rows are handled one by one, each over its own interval of keys: no masked key takes
+ * part.
  */
 
 enum {
@@ -22,7 +23,7 @@ typedef struct few_state {
     double l[FEW];
 } few_state;
 
-typedef struct few_space { /* a worker's, behind the slots */
+typedef struct few_space {            /* a worker's, behind the slots */
     float *q, *staged, *turned, *sum; /* few_arrays */
     few_state state;
     float s[FEW * FEW_BLOCK];
@@ -75,8 +76,8 @@ static int64_t few_scratch(const ra_problem *problem, int workers) {
 
 /* Rows of up to LANES keys from c on: where they lie, or converted. Rows that are missing are the last again. The next rows are
  * asked for, since those of one head may lie too far apart for the processor to guess. */
-INLINE void few_load(const float *rows[LANES], float *staged, const ra_place *place, const ra_tensor *view, int64_t c, int64_t count,
-                     int64_t left) {
+INLINE void few_load(const float *rows[LANES], float *staged, const ra_place *place, const ra_tensor *view, int64_t c,
+                     int64_t count, int64_t left) {
     const ra_dtype dtype = place->problem->dtype;
     const int64_t dim = place->problem->head_dim, width = padded(dim), size = (int64_t)ra_dtype_size(dtype);
     const int64_t at = ra_place_key_at(place, view, c), row = place->k.row_step * view->row;
@@ -102,8 +103,8 @@ static void few_turn(float *turned, const float *const keys[LANES], int64_t widt
     }
 }
 
-/* The scores of a row against LANES keys, one in each lane: summed in the order of scores() in fma_products.h, so that backward finds the
- * bits of forward. Where a row has one key, its weight is 1 only then. */
+/* The scores of a row against LANES keys, one in each lane: summed in the order of scores() in fma_products.h, so that backward
+ * finds the bits of forward. Where a row has one key, its weight is 1 only then. */
 static vec few_dots(const float *q, const float *turned, int64_t dim) {
     const int64_t part = dim > 128 ? 64 : dim;
     vec all = splat(0);
@@ -161,7 +162,8 @@ INLINE void few_add(float *restrict sum, const float *p, const float *const valu
     }
 }
 /* The same for those in [from, to): a weight of 0 is not enough where a value may be no number. */
-static void few_add_some(float *restrict sum, const float *p, const float *const values[LANES], int64_t from, int64_t to, int64_t width) {
+static void few_add_some(float *restrict sum, const float *p, const float *const values[LANES], int64_t from, int64_t to,
+                         int64_t width) {
     for (int64_t j = from; j < to; j++)
         for (int64_t d = 0; d < width; d += LANES) store(sum + d, load(sum + d) + splat(p[j]) * load(values[j] + d));
 }
@@ -187,10 +189,8 @@ static void few_part(few_space *w, few_state *state, const ra_place *place, int6
             for (int64_t i = 0; i < rows; i++) {
                 const int64_t from = ra_max(w->begin[i] - c, 0), to = ra_min(w->end[i] - c, count);
                 const float *p = w->s + i * FEW_BLOCK + c - first;
-                if (from == 0 && to == LANES)
-                    few_add(w->sum + i * width, p, at, width);
-                else
-                    few_add_some(w->sum + i * width, p, at, from, to, width);
+                if (from == 0 && to == LANES) few_add(w->sum + i * width, p, at, width);
+                else few_add_some(w->sum + i * width, p, at, from, to, width);
             }
         }
         for (int64_t d = 0; d < rows * width; d++) state->acc[d] += w->sum[d];

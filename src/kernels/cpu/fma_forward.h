@@ -75,7 +75,8 @@ static bool weigh(forward_space *f, int64_t row, int64_t rows, const span_of_key
 }
 
 /* Weights of pairs that dropout takes become 0, the others grow. The sums stay those of all. */
-static void drop_weights(forward_space *f, const ra_place *place, int64_t r, int64_t rows, const span_of_keys *k, int64_t first) {
+static void drop_weights(forward_space *f, const ra_place *place, int64_t r, int64_t rows, const span_of_keys *k,
+                         int64_t first) {
     const uint32_t threshold = ra_dropout_threshold(place->problem);
     const float keep = (float)(1 / (1 - place->problem->dropout));
     uint32_t draws[KEYS];
@@ -86,8 +87,10 @@ static void drop_weights(forward_space *f, const ra_place *place, int64_t r, int
     }
 }
 
-/* Strip of rows [row, row + rows) of the tile that begins at row `tile` of the place, against the packed block of keys [first, last). */
-static void forward_strip(forward_space *f, const ra_place *place, int64_t tile, int64_t row, int64_t rows, int64_t first, int64_t last) {
+/* Strip of rows [row, row + rows) of the tile that begins at row `tile` of the place, against the packed block of keys [first,
+ * last). */
+static void forward_strip(forward_space *f, const ra_place *place, int64_t tile, int64_t row, int64_t rows, int64_t first,
+                          int64_t last) {
     const int64_t dim = place->problem->head_dim, width = padded(dim);
     const float scale = positive_scale(place->problem);
     const span_of_keys k = keys_of(f->begin + row, f->end + row, rows, first, last);
@@ -143,20 +146,23 @@ static void store_row(const ra_forward_step *step, const ra_place *place, int64_
     }
     const float share = l == 0 ? 0 : (float)(1 / l);
     for (int64_t d = 0; d < dim; d++) acc[d] *= share;
-    ra_convert((char *)step->out.data + ra_place_at(place, &step->out, r) * (int64_t)ra_dtype_size(dtype), dtype, acc, RA_F32, dim);
+    ra_convert((char *)step->out.data + ra_place_at(place, &step->out, r) * (int64_t)ra_dtype_size(dtype), dtype, acc, RA_F32,
+               dim);
     if (step->lse.data)
         ((float *)step->lse.data)[ra_place_at(place, &step->lse, r)] = l == 0 ? -INFINITY : (float)((double)m + log(l));
 }
 
 /* Writes rows [row, row + rows) of the tile that begins at `begin`. False, and nothing written, if they are not finite. */
-static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t row, int64_t rows) {
+static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t row,
+                       int64_t rows) {
     const int64_t width = padded(place->problem->head_dim);
     bool finite = all_finite(f->acc + row * width, rows * width);
     for (int64_t i = row; i < row + rows; i++) {
         f->l[i] += (double)sum_of(f->sums[i]);
         finite &= isfinite(f->l[i]) && f->m[i] < INFINITY;
     }
-    for (int64_t i = row; finite && i < row + rows; i++) store_row(step, place, begin + i, f->acc + i * width, f->m[i], f->l[i]);
+    for (int64_t i = row; finite && i < row + rows; i++)
+        store_row(step, place, begin + i, f->acc + i * width, f->m[i], f->l[i]);
     return finite;
 }
 
@@ -180,5 +186,6 @@ static void forward_tile(const ra_forward_step *step, const ra_place *place, int
     for (int64_t row = 0; row < rows; row += STRIP)
         if (!store_rows(f, step, place, begin, row, ra_min(STRIP, rows - row))) bad |= 1u << row / STRIP;
     for (int64_t row = 0; bad && row < rows; row += STRIP)
-        if (bad >> row / STRIP & 1) ra_scalar_forward_tile(step, place, begin + row, begin + ra_min(row + STRIP, rows), scratch);
+        if (bad >> row / STRIP & 1)
+            ra_scalar_forward_tile(step, place, begin + row, begin + ra_min(row + STRIP, rows), scratch);
 }

@@ -13,6 +13,7 @@
 #define VEC_CLAMP(x) vmaxq_f32(vdupq_n_f32(-88.0f), x)
 /* A shift that saturates: n > 128 becomes NaN, n < -127 becomes -0. */
 #define VEC_POWER(x, p, n, shifted)                                                                                            \
-    ((void)(n), (p) * vreinterpretq_f32_s32(vqshlq_n_s32(vaddq_s32(vreinterpretq_s32_f32(shifted), vdupq_n_s32(127 - 0x4B400000)), 23)))
+    ((void)(n),                                                                                                                \
+     (p)*vreinterpretq_f32_s32(vqshlq_n_s32(vaddq_s32(vreinterpretq_s32_f32(shifted), vdupq_n_s32(127 - 0x4B400000)), 23)))
 #define VEC_LOAD_F16(p) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))
 #include "kernels/cpu/fma.h"

@@ -33,8 +33,9 @@ INLINE void micro(const float *a, int64_t a_row, int64_t a_step, const float *b,
             micro(a + i * a_row, a_row, a_step, panel, step, depth, c + i * c_row + j, c_row, nv, add);                        \
         break;
 
-/* The same for `rows` rows (rounded up to TILE_ROWS; A and C have them) and `columns`, a multiple of LANES. B's columns lie in panels:
- * panel j/PANEL at b + j*b_panel; b_step 0: its rows are as long as the panel is wide. Of B's rows, b_first is the first. */
+/* The same for `rows` rows (rounded up to TILE_ROWS; A and C have them) and `columns`, a multiple of LANES. B's columns lie in
+ * panels: panel j/PANEL at b + j*b_panel; b_step 0: its rows are as long as the panel is wide. Of B's rows, b_first is the
+ * first. */
 INLINE void product(int64_t rows, int64_t columns, int64_t depth, const float *a, int64_t a_row, int64_t a_step, const float *b,
                     int64_t b_first, int64_t b_step, int64_t b_panel, float *c, int64_t c_row, const bool add) {
     for (int64_t j = 0; j < columns; j += PANEL) {
@@ -61,13 +62,14 @@ static void scores(int64_t rows, int64_t columns, int64_t dim, const float *x, c
     for (int64_t d = part; d < dim; d += part)
         product(rows, columns, ra_min(dim - d, part), x + d, padded(dim), 1, panels + d * PANEL, 0, PANEL, dim, s, s_row, true);
 }
-/* Y += W X (forward), or = (backward): rows of weights against rows [first, first + keys) of X, which has `all` rows, in panels of
- * dimensions. */
-INLINE void combine(int64_t rows, int64_t dim, int64_t keys, const float *w, int64_t w_row, const float *x, int64_t first, int64_t all,
-                    float *y, const bool add) {
+/* Y += W X (forward), or = (backward): rows of weights against rows [first, first + keys) of X, which has `all` rows, in panels
+ * of dimensions. */
+INLINE void combine(int64_t rows, int64_t dim, int64_t keys, const float *w, int64_t w_row, const float *x, int64_t first,
+                    int64_t all, float *y, const bool add) {
     product(rows, padded(dim), keys, w, w_row, 1, x, first, 0, all, y, padded(dim), add);
 }
 /* Y = or += W^T X, X by rows. */
-INLINE void spread(int64_t keys, int64_t dim, int64_t rows, const float *w, int64_t w_row, const float *x, float *y, const bool add) {
+INLINE void spread(int64_t keys, int64_t dim, int64_t rows, const float *w, int64_t w_row, const float *x, float *y,
+                   const bool add) {
     product(keys, padded(dim), rows, w, 1, w_row, x, 0, padded(dim), 1, y, padded(dim), add);
 }

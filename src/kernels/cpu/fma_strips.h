@@ -35,23 +35,25 @@ INLINE void load_query(float *restrict dst, const ra_tensor *q, const ra_place *
     for (int64_t d = 0; sign < 1 && d < dim; d++) dst[d] *= sign;
 }
 
-/* Keys [low, last) of a view as rows, of which the first belongs to key `first` <= low, in panels of PANEL dimensions that have `all`
- * rows each; rows of zeros before low. */
-static void pack_rows(float *rows, const ra_place *place, const ra_tensor *view, int64_t first, int64_t low, int64_t last, int64_t all) {
+/* Keys [low, last) of a view as rows, of which the first belongs to key `first` <= low, in panels of PANEL dimensions that have
+ * `all` rows each; rows of zeros before low. */
+static void pack_rows(float *rows, const ra_place *place, const ra_tensor *view, int64_t first, int64_t low, int64_t last,
+                      int64_t all) {
     const int64_t dim = place->problem->head_dim;
     for (int64_t d = 0; d < dim; d += PANEL) {
         const int64_t count = ra_min(PANEL, dim - d), width = padded(count);
         float *panel = rows + d * all;
         memset(panel, 0, (size_t)((low - first) * width) * sizeof(float));
         for (int64_t c = low; c < last; c++)
-            load_row(panel + (c - first) * width, view->data, place->problem->dtype, ra_place_key_at(place, view, c) + d, count);
+            load_row(panel + (c - first) * width, view->data, place->problem->dtype, ra_place_key_at(place, view, c) + d,
+                     count);
     }
 }
 
 /* Bytes that pack_panels needs for LANES rows. */
 static int64_t staged_bytes(int64_t dim) { return LANES * padded(dim) * (int64_t)sizeof(float); }
-/* Bytes of key panels for `keys` keys. The panels have `dim` rows, rounded up to LANES rows in the last panel only: what sticks out of
- * a panel is overwritten by the next. */
+/* Bytes of key panels for `keys` keys. The panels have `dim` rows, rounded up to LANES rows in the last panel only: what sticks
+ * out of a panel is overwritten by the next. */
 static int64_t panel_bytes(int64_t keys, int64_t dim) {
     return (ra_round_up(keys, PANEL) * dim + PANEL * LANES) * (int64_t)sizeof(float);
 }
@@ -69,10 +71,8 @@ static void pack_panels(float *panels, float *staged, const ra_place *place, con
             row = place->k.row_step * view->row;
         } else {
             for (int64_t i = 0; i < LANES; i++) {
-                if (c + i < low || c + i >= last)
-                    memset(staged + i * width, 0, (size_t)width * sizeof(float));
-                else
-                    load_row(staged + i * width, view->data, place->problem->dtype, ra_place_key_at(place, view, c + i), dim);
+                if (c + i < low || c + i >= last) memset(staged + i * width, 0, (size_t)width * sizeof(float));
+                else load_row(staged + i * width, view->data, place->problem->dtype, ra_place_key_at(place, view, c + i), dim);
             }
         }
         float *to = panels + (c - first) / PANEL * PANEL * dim + (c - first) % PANEL;
@@ -80,8 +80,8 @@ static void pack_panels(float *panels, float *staged, const ra_place *place, con
     }
 }
 
-/* The keys of a block that a strip of rows meets: columns [begin, end), and [from, to) rounded out to panels and vectors. `whole`: every
- * row meets all of [from, to). */
+/* The keys of a block that a strip of rows meets: columns [begin, end), and [from, to) rounded out to panels and vectors.
+ * `whole`: every row meets all of [from, to). */
 typedef struct span_of_keys {
     int64_t begin, end, from, to;
     bool whole;

@@ -47,8 +47,8 @@ void ra_scalar_forward_tile(const ra_forward_step *step, const ra_place *place, 
     for (; begin < end; begin += ROWS) tile(step, place, begin, ra_min(begin + ROWS, end), scratch);
 }
 
-void ra_scalar_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first, int64_t last,
-                             void *scratch) {
+void ra_scalar_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
+                             int64_t last, void *scratch) {
     ra_backward_tile *tile = step->problem->dtype == RA_F64 ? f64_backward_tile : f32_backward_tile;
     for (; first < last; first += KEYS) tile(step, place, begin, end, first, ra_min(first + KEYS, last), scratch);
 }

@@ -1,9 +1,10 @@
-/* The scalar tiles for one type of arithmetic. Included by scalar.c, once with real = float and once with real = double, and with
- * NAME(x) to tell the functions apart. Rows are handled one by one, each over its own interval of keys, so that a masked key is never
- * part of any arithmetic. Loops run over consecutive keys or over the head dimension: the compiler vectorises them.
+/* The scalar tiles for one type of arithmetic. Included by scalar.c, once with real = float and once with real = double, and
+ * with NAME(x) to tell the functions apart. Rows are handled one by one, each over its own interval of keys, so that a masked
+ * key is never part of any arithmetic. Loops run over consecutive keys or over the head dimension: the compiler vectorises
+ * them.
  *
- * Keys come in blocks; within a block sums are of type real, and the running sums over blocks are double, so that the error does not
- * grow with the number of keys.
+ * Keys come in blocks; within a block sums are of type real, and the running sums over blocks are double, so that the error
+ * does not grow with the number of keys.
  */
 
 /* Copies one row to real. */
@@ -96,8 +97,8 @@ static int64_t NAME(forward_arrays)(int64_t dim, char *base, NAME(forward_space)
 }
 
 /* Row r of the tile meets keys [begin, end) of the block that starts at key `first`. */
-static void NAME(forward_row)(NAME(forward_space) * s, const ra_place *place, int64_t r, int64_t row, int64_t first, int64_t begin,
-                              int64_t end) {
+static void NAME(forward_row)(NAME(forward_space) * s, const ra_place *place, int64_t r, int64_t row, int64_t first,
+                              int64_t begin, int64_t end) {
     const int64_t dim = place->problem->head_dim;
     const real scale = (real)place->problem->scale;
     double *acc = s->acc + r * dim;
@@ -168,7 +169,8 @@ static void NAME(forward_tile)(const ra_forward_step *step, const ra_place *plac
         ra_convert((char *)step->out.data + ra_place_at(place, &step->out, r) * (int64_t)ra_dtype_size(problem->dtype),
                    problem->dtype, s->sum, REAL_TYPE, dim);
         if (step->lse.data)
-            ((real *)step->lse.data)[ra_place_at(place, &step->lse, r)] = empty ? -(real)INFINITY : (real)(s->m[i] + log(s->l[i]));
+            ((real *)step->lse.data)[ra_place_at(place, &step->lse, r)] =
+                empty ? -(real)INFINITY : (real)(s->m[i] + log(s->l[i]));
     }
 }
 
@@ -187,8 +189,8 @@ static int64_t NAME(backward_arrays)(int64_t dim, char *base, NAME(backward_spac
     return at - base;
 }
 
-static void NAME(backward_row)(const ra_backward_step *step, NAME(backward_space) * s, const ra_place *place, int64_t r, int64_t first,
-                               int64_t begin, int64_t end) {
+static void NAME(backward_row)(const ra_backward_step *step, NAME(backward_space) * s, const ra_place *place, int64_t r,
+                               int64_t first, int64_t begin, int64_t end) {
     const ra_problem *problem = place->problem;
     const int64_t dim = problem->head_dim;
     const real scale = (real)problem->scale;

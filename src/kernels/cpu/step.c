@@ -96,7 +96,8 @@ ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int
     for (int64_t begin = 0, end; begin < step->item_count; begin = end) {
         /* In a single step no row is met twice at all. */
         end = step->single ? step->item_count : wave_end(step->items, begin, step->item_count, false);
-        forward_wave wave = {step, step->items + begin, tile, rows_of_tile(step, step->items + begin, end - begin, unit, most), scratch};
+        forward_wave wave = {step, step->items + begin, tile, rows_of_tile(step, step->items + begin, end - begin, unit, most),
+                             scratch};
         int64_t tiles = 0;
         for (int64_t i = begin; i < end; i++) tiles += forward_tiles(step->problem, &step->items[i], wave.rows);
         ra_workers_run(step->workers, tiles, forward_task, &wave, step->poll, step->poll_arg);
@@ -146,7 +147,8 @@ static int64_t tasks_of(const backward_wave *wave, const ra_item *item) {
     return wave->round < g.rounds ? g.places * g.query_blocks : 0;
 }
 
-static void backward_pair(const backward_wave *wave, const ra_place *place, const grid *g, int64_t i, int64_t round, char *scratch) {
+static void backward_pair(const backward_wave *wave, const ra_place *place, const grid *g, int64_t i, int64_t round,
+                          char *scratch) {
     const int64_t j = ra_mod(round - i, g->rounds);
     if (j >= g->key_blocks) return;
     const int64_t begin = i * wave->rows, end = ra_min(begin + wave->rows, ra_place_rows(place));

@@ -32,8 +32,8 @@ static inline void *ra_carve(char **at, int64_t bytes) {
 /* Computes rows [begin, end) of a place. scratch is the worker's own, 64-byte aligned. */
 typedef void ra_forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch);
 /* Adds what rows [begin, end) and keys [key_begin, key_end) of a place give each other to dq_acc, dk_view and dv_view. */
-typedef void ra_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t key_begin,
-                              int64_t key_end, void *scratch);
+typedef void ra_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
+                              int64_t key_begin, int64_t key_end, void *scratch);
 
 /* Tile sizes travel beside the tile functions. scratch: bytes of a worker. A forward tile has `most` rows, or fewer, a multiple
  * of `unit`, when there is too little work for all workers; results must not depend on that. */

@@ -20,11 +20,11 @@ INLINE vec load(const float *p) { return *(const vec_any *)p; }
 INLINE void store(float *p, vec x) { *(vec_any *)p = x; }
 INLINE vec splat(float x) { return x - (vec){0}; }
 
-/* exp(x) = 2^n * 2^f with n = round(x / ln 2), |f| <= 1/2, and 2^f by a minimax polynomial: of degree 5, 7.6e-8 off at most, so that
- * the result is within 3e-7 relatively.
+/* exp(x) = 2^n * 2^f with n = round(x / ln 2), |f| <= 1/2, and 2^f by a minimax polynomial: of degree 5, 7.6e-8 off at most, so
+ * that the result is within 3e-7 relatively.
  *
- * shifted = 1.5 * 2^23 + n holds n in its low bits. VEC_POWER multiplies p by 2^n: 0 where x is -88 or below, for which VEC_CLAMP may
- * keep x at -88; where x is above 87, what is right, at least 2^126, or no number; NaN where x is NaN. */
+ * shifted = 1.5 * 2^23 + n holds n in its low bits. VEC_POWER multiplies p by 2^n: 0 where x is -88 or below, for which
+ * VEC_CLAMP may keep x at -88; where x is above 87, what is right, at least 2^126, or no number; NaN where x is NaN. */
 INLINE vec exp_of(vec x) {
     const vec magic = splat(12582912.0f), per_ln2 = splat(1.44269504f);
     x = VEC_CLAMP(x);
@@ -86,8 +86,7 @@ static inline void mask_row(float *x, int64_t begin, int64_t end, int64_t first,
 #if LANES == 4
 #define PICKS(pick, h) pick(0, h), pick(1, h), pick(2, h), pick(3, h)
 #elif LANES == 8
-#define PICKS(pick, h)                                                                                                         \
-    pick(0, h), pick(1, h), pick(2, h), pick(3, h), pick(4, h), pick(5, h), pick(6, h), pick(7, h)
+#define PICKS(pick, h) pick(0, h), pick(1, h), pick(2, h), pick(3, h), pick(4, h), pick(5, h), pick(6, h), pick(7, h)
 #else
 #define PICKS(pick, h)                                                                                                         \
     pick(0, h), pick(1, h), pick(2, h), pick(3, h), pick(4, h), pick(5, h), pick(6, h), pick(7, h), pick(8, h), pick(9, h),    \
