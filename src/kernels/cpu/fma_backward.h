@@ -4,6 +4,7 @@ enum {
     BACK_KEYS = 256, /* of a tile */
     BACK_ROWS = 288,
     BACK_STRIP = 48,              /* rows whose scores are held at a time */
+    BACK_DEPTH = 128,             /* keys that dQ is summed over at a time: a panel of them fits into the first cache */
     BACK_SCORES = BACK_KEYS + 16, /* stride of a strip; the tail is for register tiles that stick out */
 };
 
@@ -135,7 +136,9 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
             spread(met, dim, count, ds, BACK_SCORES, f->q + row * width, f->dk + k.begin * width, true);
         }
         fresh = false;
-        combine(count, dim, met, ds, BACK_SCORES, f->keys, k.begin, BACK_KEYS, f->dq, false);
+        combine(count, dim, ra_min(met, BACK_DEPTH), ds, BACK_SCORES, f->keys, k.begin, BACK_KEYS, f->dq, false);
+        for (int64_t c = BACK_DEPTH; c < met; c += BACK_DEPTH)
+            combine(count, dim, ra_min(met - c, BACK_DEPTH), ds + c, BACK_SCORES, f->keys, k.begin + c, BACK_KEYS, f->dq, true);
         for (int64_t i = 0; i < count; i++)
             add_row((float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, begin + row + i), f->dq + i * width, sign,
                     dim);
