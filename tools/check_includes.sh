@@ -54,7 +54,9 @@ forbid '(^|[^a-z_])(printf|puts|putchar|vprintf) *\(|[^a-z_]stdout[^a-z_]' "the 
 forbid '(^|[^a-z_.>])(sigaction|signal|exit|abort) *\(' "the library installs no signal handler and never ends the process" $library src/io
 forbid '(^|[^a-z_])(sprintf|strcat|gets|alloca|atoi|atol|strtok) *\(' "unbounded or unchecked" src/core src/geometry src/kernels src/ring src/transport src/io src/api.c cli
 forbid '(^|[^A-Za-z])(TODO|FIXME|XXX)([^A-Za-z]|$)' "unfinished" include src cli tests
-find include src cli tests fuzz examples bench -name '*.[ch]' -exec awk 'length > 128 { print FILENAME ":" FNR ": longer than 128 columns" }' {} + >>"$breaches"
+for file in $(sources include src cli tests fuzz examples bench); do
+    awk 'length > 128 { print FILENAME ":" FNR ": longer than 128 columns" }' "$file" >>"$breaches"
+done
 
 if [ -s "$breaches" ]; then
     cat "$breaches"

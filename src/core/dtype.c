@@ -49,8 +49,8 @@ static inline uint16_t narrow_f16(float f) {
         half = 0x7e00u | (magnitude >> 13 & 0x3ffu);
     } else if (magnitude >= 0x477ff000u) { /* 65520 and above round to Inf */
         half = 0x7c00u;
-    } else if (magnitude <
-               0x38800000u) { /* below 2^-14: adding 0.5 leaves a multiple of 2^-24 in the low bits, rounded to even */
+    } else if (magnitude < 0x38800000u) {
+        /* Below 2^-14: adding 0.5 leaves a multiple of 2^-24 in the low bits, rounded to even. */
         half = float_bits(bits_float(magnitude) + 0.5f) - float_bits(0.5f);
     } else {
         magnitude -= (127u - 15u) << 23;

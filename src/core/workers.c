@@ -168,8 +168,8 @@ ra_status ra_workers_create(int count, ra_workers **workers) {
 int ra_workers_count(const ra_workers *w) { return w->count; }
 
 static void open_gate(ra_workers *w) {
-    uint_fast64_t gate =
-        atomic_load_explicit(&w->gate, memory_order_relaxed); /* closed and empty: only the caller changes it */
+    /* Closed and empty: only the caller changes it. */
+    uint_fast64_t gate = atomic_load_explicit(&w->gate, memory_order_relaxed);
     atomic_store(&w->gate, gate + GENERATION_STEP + OPEN_BIT);
     if (atomic_load(&w->sleepers) > 0) {
         pthread_mutex_lock(&w->lock);

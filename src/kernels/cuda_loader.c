@@ -17,11 +17,11 @@
 #endif
 
 /* One list of the backend's functions: how they are kept and how they are found. */
-#define FUNCTIONS(X)                                                                                                           \
-    X(version)                                                                                                                 \
-    X(probe)                                                                                                                   \
-    X(unsupported)                                                                                                             \
-    X(forward) X(fill) X(finish) X(alloc) X(free) X(capturing) X(copy) X(synchronize) X(mark) X(between) X(forget)
+/* clang-format off */
+#define FUNCTIONS(X) \
+    X(version) X(probe) X(unsupported) X(forward) X(fill) X(finish) X(alloc) X(free) X(capturing) X(copy) X(synchronize) \
+    X(mark) X(between) X(forget)
+/* clang-format on */
 
 static struct {
 #define X(name) __typeof__(&ra_cuda_backend_##name) name;

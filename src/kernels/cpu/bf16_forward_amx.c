@@ -295,8 +295,8 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
     memset(f->acc, 0, (size_t)(all * width) * sizeof(float));
     memset(f->rows, 0, sizeof f->rows); /* what fills up the lines stays zero */
     for (int64_t i = 0; i < all; i++) {
-        const int64_t r =
-            begin + ra_min(i, rows - 1); /* what fills up the last strip meets what the last row meets, and goes nowhere */
+        /* What fills up the last strip meets what the last row meets, and goes nowhere. */
+        const int64_t r = begin + ra_min(i, rows - 1);
         f->sums[i] = splat(0);
         f->l[i] = 0;
         f->base[i] = -INFINITY;
