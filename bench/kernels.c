@@ -105,7 +105,7 @@ static void run(const ra_kernel *kernel, ra_workers *workers, const bench_case *
         kernel->forward(&forward);
         best[0] = fmin(best[0], now() - t);
     }
-    ra_rows_delta(&problem, workers, backward.dout, forward.out, (ra_tensor){0}, backward.delta);
+    ra_rows_delta(&problem, workers, backward.dout, forward.out, (ra_tensor){0}, backward.delta, problem.rows_q, problem.heads);
     for (double start = now(), t; now() - start < budget();) {
         t = now();
         kernel->backward(&backward);

@@ -97,9 +97,9 @@ mutate "gradients of the members before are lost" src/ring/ring_backward.c 'ra_a
 mutate "the vector kernels do not rescale what came in" src/kernels/cpu/fma_few.h 'into->l[i] * (double)mine' 'into->l[i]'
 mutate "dropout draws from the neighbouring word" src/kernels/cpu/dropout.h 'words[lattice - 4 * quad + i]' \
     'words[(lattice - 4 * quad + i) ^ 1]'
-mutate "of a group of query heads one alone counts as used" src/ring/used.c '? 1 : s.group;' '? 1 : 1;'
+mutate "of a group of query heads one alone counts as used" src/geometry/used.c 'places = neighbours ? 1 : group;' 'places = 1;'
 mutate "the gradients of unused rows stay as they were" src/ring/pass.c \
-    'zero(g->plan, g->plan->config.dtype, g->result, g->rows, g->heads);' ''
+    'else ra_rows_zero(&plan->problem, workers, g->result, size, g->rows, g->heads);' ''
 
 echo "$mutants mutants, $bad of them not noticed or not made"
 [ "$bad" = 0 ]

@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/used.h"
+#include "ring/plan.h"
 #include "support.h"
 
 #define MAX_RANKS 12
@@ -98,13 +98,14 @@ static void mark(const ra_used *used, const ra_shard *shard, int64_t heads, int6
         }
     }
 }
-static void mark_queries(void *arg, const ra_used *used) {
-    const paper *p = arg;
-    mark(used, &p->queries, p->c->desc.heads, p->c->desc.seq_q, p->used_q);
-}
-static void mark_keys(void *arg, const ra_used *used) {
-    const paper *p = arg;
-    mark(used, &p->keys, p->c->desc.kv_heads, p->c->desc.seq_k, p->used_k);
+static void mark_used(paper *p, int rank, bool queries) {
+    static ra_used sets[1 << 14];
+    const ra_attention_desc *desc = &p->c->desc;
+    int64_t count = ra_used_sets(&p->plan->route, rank, queries, sets, sizeof sets / sizeof *sets);
+    assert_true(count >= 0);
+    for (int64_t i = 0; i < count; i++)
+        mark(&sets[i], queries ? &p->queries : &p->keys, queries ? desc->heads : desc->kv_heads,
+             queries ? desc->seq_q : desc->seq_k, queries ? p->used_q : p->used_k);
 }
 
 static void walk_rank(paper *p, int rank) {
@@ -200,8 +201,8 @@ static int64_t cover(const test_case *c) {
         assert_int_equal(ra_plan_make(desc, rank, c->ranks, &p.plan), RA_OK);
         assert_int_equal(ra_shard_rows(desc, rank, c->ranks, &p.queries, &p.keys), RA_OK);
         walk_rank(&p, rank);
-        ra_each_used(&p.plan->route, rank, true, mark_queries, &p);
-        ra_each_used(&p.plan->route, rank, false, mark_keys, &p);
+        mark_used(&p, rank, true);
+        mark_used(&p, rank, false);
         ra_plan_free(p.plan);
     }
     lanes_match(&p);

@@ -1,22 +1,20 @@
 /* The rows of a rank that its pattern touches. With dilation that may be one in r: what a pass does to every row before the
  * first step and after the last, it then does to these rows alone. */
-#ifndef RA_RING_USED_H
-#define RA_RING_USED_H
+#ifndef RA_GEOMETRY_USED_H
+#define RA_GEOMETRY_USED_H
 
-#include "ring/plan.h"
+#include "geometry/route.h"
 
-/* Queries (their heads) or keys (KV heads) of a tensor: every row with every head. */
+/* Rows of a tensor and heads (queries: query heads, keys: KV heads): every row with every head. */
 typedef struct ra_used {
     ra_span rows, heads;
 } ra_used;
 
-/* Calls visit for sets that together are all queries (keys) of the rank that take part in anything. Sets may overlap in
- * `mix`. */
-void ra_each_used(const ra_route *route, int rank, bool queries, void (*visit)(void *arg, const ra_used *used), void *arg);
-/* Whether so many rows lie in few enough such sets that it pays to leave out the others. */
-bool ra_used_sparsely(const ra_route *route, int rank, bool queries, int64_t rows);
+/* Sets that together are all queries (keys) of the rank that take part in anything; they may overlap in `mix`. Returns their
+ * number, or -1 if there are more than `most`. */
+int64_t ra_used_sets(const ra_route *route, int rank, bool queries, ra_used *sets, int64_t most);
 
-/* The set as a tensor of rows.count x heads.count, of elements of `size` bytes. */
-ra_tensor ra_used_view(const ra_used *used, ra_tensor tensor, int64_t size);
+/* These rows and heads as a tensor of their own; size: bytes of an element. */
+ra_tensor ra_part_of_tensor(ra_tensor tensor, int64_t size, ra_span rows, ra_span heads);
 
 #endif

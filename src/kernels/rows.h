@@ -13,10 +13,14 @@ void ra_rows_fill(const ra_problem *problem, ra_workers *workers, bool single, r
  * lse; lse.data may be NULL. */
 void ra_rows_finish(const ra_problem *problem, ra_workers *workers, ra_tensor acc, ra_tensor m, ra_tensor l, ra_tensor out,
                     ra_tensor lse);
+/* The passes below take tensors of rows x heads, which may be parts of others. */
+
+/* Zeros; size: bytes of an element. */
+void ra_rows_zero(const ra_problem *problem, ra_workers *workers, ra_tensor tensor, int64_t size, int64_t rows, int64_t heads);
 /* Before backward: delta = rowsum(dout * out) - dlse; dlse.data may be NULL. */
 void ra_rows_delta(const ra_problem *problem, ra_workers *workers, ra_tensor dout, ra_tensor out, ra_tensor dlse,
-                   ra_tensor delta);
-/* dst (the problem's dtype) from src (f32, f64): the gradients after the last step. Tensors of rows x heads. */
+                   ra_tensor delta, int64_t rows, int64_t heads);
+/* dst (the problem's dtype) from src (f32, f64): the gradients after the last step. */
 void ra_rows_convert(const ra_problem *problem, ra_workers *workers, ra_tensor dst, ra_tensor src, int64_t rows, int64_t heads);
 
 #endif

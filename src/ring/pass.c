@@ -7,7 +7,6 @@
 #include "kernels/rows.h"
 #include "ring/pack.h"
 #include "ring/ring.h"
-#include "ring/used.h"
 
 /* ---------------------------------------------------------------------------------------------------------- steps */
 
@@ -110,87 +109,61 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
 
 /* Sums of 16-bit gradients live in the workspace, the others in the gradients themselves. */
 typedef struct gradient {
-    const ra_plan *plan;
     ra_tensor result, sums;
     int64_t rows, heads;
-    bool queries, sparse; /* sparse: only sums of rows in use exist */
+    ra_used_rows used; /* only these have sums */
 } gradient;
 
 static gradient gradient_of(const ra_plan *plan, ra_tensor result, char *workspace, bool queries) {
     const ra_config *c = &plan->config;
     const ra_view *view = &plan->view;
-    gradient g = {.plan = plan,
-                  .result = result,
+    gradient g = {.result = result,
+                  .sums = result,
                   .rows = queries ? view->rows_q : view->rows_k,
-                  .heads = queries ? c->heads : c->kv_heads,
-                  .queries = queries,
-                  .sparse = workspace && (queries ? view->sparse_q : view->sparse_k)};
-    g.sums = workspace ? ra_tensor_bnhd(workspace, g.rows, g.heads, c->head_dim) : result;
+                  .heads = queries ? c->heads : c->kv_heads};
+    if (workspace) {
+        g.sums = ra_tensor_bnhd(workspace, g.rows, g.heads, c->head_dim);
+        g.used = queries ? view->used_q : view->used_k;
+    }
     return g;
 }
 
-static void zero(const ra_plan *plan, ra_dtype dtype, ra_tensor tensor, int64_t rows, int64_t heads) {
-    ra_problem shape = plan->problem;
-    shape.rows_q = rows;
-    shape.heads = heads;
-    shape.dtype = dtype;
-    ra_tensor none = {0};
-    ra_rows_fill(&shape, plan->comm->workers, true, tensor, none, none, none, none);
-}
-
-static ra_dtype sum_type(const ra_plan *plan) { return plan->config.dtype == RA_F64 ? RA_F64 : RA_F32; }
-
-static void zero_used(void *arg, const ra_used *used) {
-    const gradient *g = arg;
-    int64_t size = ra_state_size(g->plan->config.dtype);
-    zero(g->plan, sum_type(g->plan), ra_used_view(used, g->sums, size), used->rows.count, used->heads.count);
-}
-
-static void convert_used(void *arg, const ra_used *used) {
-    const gradient *g = arg;
-    const ra_dtype dtype = g->plan->config.dtype;
-    ra_tensor result = ra_used_view(used, g->result, (int64_t)ra_dtype_size(dtype));
-    ra_tensor sums = ra_used_view(used, g->sums, ra_state_size(dtype));
-    ra_rows_convert(&g->plan->problem, g->plan->comm->workers, result, sums, used->rows.count, used->heads.count);
-}
-
-static void start_sums(gradient *g) {
-    if (g->sparse) ra_each_used(&g->plan->route, g->plan->view.rank, g->queries, zero_used, g);
-    else zero(g->plan, sum_type(g->plan), g->sums, g->rows, g->heads);
-}
-
-static void take_sums(gradient *g) {
-    if (g->sums.data == g->result.data) return;
-    if (g->sparse) {
-        zero(g->plan, g->plan->config.dtype, g->result, g->rows, g->heads);
-        ra_each_used(&g->plan->route, g->plan->view.rank, g->queries, convert_used, g);
-    } else {
-        ra_rows_convert(&g->plan->problem, g->plan->comm->workers, g->result, g->sums, g->rows, g->heads);
+static void start_sums(const ra_plan *plan, const gradient *g) {
+    const int64_t size = ra_state_size(plan->config.dtype);
+    ra_workers *workers = plan->comm->workers;
+    if (g->used.count == 0) ra_rows_zero(&plan->problem, workers, g->sums, size, g->rows, g->heads);
+    for (int64_t i = 0; i < g->used.count; i++) {
+        const ra_used *set = &g->used.sets[i];
+        ra_rows_zero(&plan->problem, workers, ra_part_of_tensor(g->sums, size, set->rows, set->heads), size, set->rows.count,
+                     set->heads.count);
     }
 }
 
-typedef struct delta_job {
-    const ra_plan *plan;
-    const ra_backward_args *args;
-    ra_tensor delta;
-} delta_job;
-
-static void delta_used(void *arg, const ra_used *used) {
-    const delta_job *job = arg;
-    const ra_dtype dtype = job->plan->config.dtype;
-    int64_t size = (int64_t)ra_dtype_size(dtype), state = ra_state_size(dtype);
-    ra_problem shape = job->plan->problem;
-    shape.rows_q = used->rows.count;
-    shape.heads = used->heads.count;
-    ra_rows_delta(&shape, job->plan->comm->workers, ra_used_view(used, job->args->dout, size),
-                  ra_used_view(used, job->args->out, size), ra_used_view(used, job->args->dlse, state),
-                  ra_used_view(used, job->delta, state));
+static void take_sums(const ra_plan *plan, const gradient *g) {
+    const int64_t size = (int64_t)ra_dtype_size(plan->config.dtype), state = ra_state_size(plan->config.dtype);
+    ra_workers *workers = plan->comm->workers;
+    if (g->sums.data == g->result.data) return;
+    if (g->used.count == 0) ra_rows_convert(&plan->problem, workers, g->result, g->sums, g->rows, g->heads);
+    else ra_rows_zero(&plan->problem, workers, g->result, size, g->rows, g->heads);
+    for (int64_t i = 0; i < g->used.count; i++) {
+        const ra_used *set = &g->used.sets[i];
+        ra_rows_convert(&plan->problem, workers, ra_part_of_tensor(g->result, size, set->rows, set->heads),
+                        ra_part_of_tensor(g->sums, state, set->rows, set->heads), set->rows.count, set->heads.count);
+    }
 }
 
 static void find_delta(const ra_plan *plan, const ra_backward_args *args, ra_tensor delta) {
-    delta_job job = {plan, args, delta};
-    if (plan->view.sparse_q) ra_each_used(&plan->route, plan->view.rank, true, delta_used, &job);
-    else ra_rows_delta(&plan->problem, plan->comm->workers, args->dout, args->out, args->dlse, delta);
+    const int64_t size = (int64_t)ra_dtype_size(plan->config.dtype), state = ra_state_size(plan->config.dtype);
+    const ra_used_rows *used = &plan->view.used_q;
+    ra_workers *workers = plan->comm->workers;
+    if (used->count == 0)
+        ra_rows_delta(&plan->problem, workers, args->dout, args->out, args->dlse, delta, plan->view.rows_q, plan->config.heads);
+    for (int64_t i = 0; i < used->count; i++) {
+        const ra_span rows = used->sets[i].rows, heads = used->sets[i].heads;
+        ra_rows_delta(&plan->problem, workers, ra_part_of_tensor(args->dout, size, rows, heads),
+                      ra_part_of_tensor(args->out, size, rows, heads), ra_part_of_tensor(args->dlse, state, rows, heads),
+                      ra_part_of_tensor(delta, state, rows, heads), rows.count, heads.count);
+    }
 }
 
 ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
@@ -212,7 +185,7 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
     for (int i = 0; i < 2; i++) pass.state[i] = ra_call_carve(&pass.call, &cursor, w->state);
     if (w->state) { /* of all rows: it travels whole */
         dq.sums = ra_tensor_bnhd(pass.state[0] + RA_LINK_HEADER, dq.rows, dq.heads, c->head_dim);
-        dq.sparse = false;
+        dq.used.count = 0;
     }
     pass.home = (ra_item_views){args->k, args->v, dk.sums, dv.sums};
     pass.step = (ra_backward_step){.problem = &plan->problem,
@@ -226,13 +199,13 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
                                    .scratch = ra_call_carve(&pass.call, &cursor, w->scratch),
                                    .poll = ra_call_poll,
                                    .poll_arg = &pass.call};
-    gradient *gradients[] = {&dq, &dk, &dv};
-    for (int i = 0; i < 3; i++) start_sums(gradients[i]);
+    const gradient *gradients[] = {&dq, &dk, &dv};
+    for (int i = 0; i < 3; i++) start_sums(plan, gradients[i]);
     find_delta(plan, args, delta);
     ra_call_items_local(&pass.call, &pass.home);
     ra_status status = w->state                               ? ra_merge_backward(&pass)
                        : plan->schedule == RA_SCHEDULE_GATHER ? ra_gather_backward(&pass)
                                                               : ra_ring_rounds_backward(&pass);
-    for (int i = 0; i < 3 && status == RA_OK; i++) take_sums(gradients[i]);
+    for (int i = 0; i < 3 && status == RA_OK; i++) take_sums(plan, gradients[i]);
     return ra_call_end(&pass.call, status);
 }

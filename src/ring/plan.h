@@ -2,9 +2,16 @@
 #ifndef RA_RING_PLAN_H
 #define RA_RING_PLAN_H
 
+#include "geometry/used.h"
 #include "kernels/kernel.h"
 #include "ring/comm.h"
 #include "ring/messages.h"
+
+/* The rows that take part in anything, where many others do not; count 0: every row is taken for one of them. */
+typedef struct ra_used_rows {
+    ra_used *sets;
+    int64_t count;
+} ra_used_rows;
 
 /* What one rank does, for any rank of any group: the route seen from the rank. */
 typedef struct ra_view {
@@ -14,8 +21,8 @@ typedef struct ra_view {
     int32_t *local; /* rings with this rank as the only member */
     int64_t local_count;
     int64_t rows_q, rows_k;
-    bool single;             /* every query row meets at most one item: no state is needed */
-    bool sparse_q, sparse_k; /* many rows take part in nothing (used.h) */
+    bool single; /* every query row meets at most one item: no state is needed */
+    ra_used_rows used_q, used_k;
     ra_message_bounds bounds;
     int64_t local_items;
 } ra_view;

@@ -9,7 +9,7 @@ typedef struct rows_job {
     const ra_problem *problem;
     ra_tensor a, b, c, d, e; /* what each function makes of them is said there */
     int64_t rows, heads, chunk;
-    bool single;
+    int64_t size;  /* of an element of a, where it is zeroed */
     int64_t piece; /* elements that lie together in the tensors that `elements` handles: of a head, of a row, or of all rows */
     void (*elements)(const struct rows_job *job, int64_t batch, int64_t row, int64_t head, int64_t count); /* NULL: nothing */
     void (*row)(const struct rows_job *job, int64_t batch, int64_t row, int64_t head);                     /* NULL: nothing */
@@ -66,14 +66,12 @@ static double load(const ra_tensor *t, ra_dtype dtype, int64_t batch, int64_t ro
 
 /* a: out or acc, b: lse or m, c: l */
 static void zero(const rows_job *job, int64_t batch, int64_t row, int64_t head, int64_t count) {
-    const ra_dtype dtype = job->problem->dtype;
-    const int64_t size = job->single ? (int64_t)ra_dtype_size(dtype) : ra_state_size(dtype);
-    memset(element(&job->a, size, batch, row, head), 0, (size_t)(count * size));
+    memset(element(&job->a, job->size, batch, row, head), 0, (size_t)(count * job->size));
 }
 static void fill_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
     const ra_dtype dtype = job->problem->dtype;
     if (job->b.data) store(&job->b, dtype, batch, row, head, -INFINITY);
-    if (!job->single) store(&job->c, dtype, batch, row, head, 0);
+    if (job->c.data) store(&job->c, dtype, batch, row, head, 0);
 }
 
 void ra_rows_fill(const ra_problem *problem, ra_workers *workers, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc,
@@ -81,13 +79,19 @@ void ra_rows_fill(const ra_problem *problem, ra_workers *workers, bool single, r
     rows_job job = {.problem = problem,
                     .a = single ? out : acc,
                     .b = single ? lse : m,
-                    .c = l,
+                    .c = single ? (ra_tensor){0} : l,
                     .rows = problem->rows_q,
                     .heads = problem->heads,
-                    .single = single,
+                    .size = single ? (int64_t)ra_dtype_size(problem->dtype) : ra_state_size(problem->dtype),
                     .elements = zero};
     job.piece = piece_of(&job, &job.a);
-    if (job.b.data || !single) job.row = fill_row;
+    if (job.b.data || job.c.data) job.row = fill_row;
+    run(&job, workers);
+}
+
+void ra_rows_zero(const ra_problem *problem, ra_workers *workers, ra_tensor tensor, int64_t size, int64_t rows, int64_t heads) {
+    rows_job job = {.problem = problem, .a = tensor, .rows = rows, .heads = heads, .size = size, .elements = zero};
+    job.piece = piece_of(&job, &tensor);
     run(&job, workers);
 }
 
@@ -173,15 +177,9 @@ static void delta_row(const rows_job *job, int64_t batch, int64_t row, int64_t h
 }
 
 void ra_rows_delta(const ra_problem *problem, ra_workers *workers, ra_tensor dout, ra_tensor out, ra_tensor dlse,
-                   ra_tensor delta) {
-    rows_job job = {.problem = problem,
-                    .a = dout,
-                    .b = out,
-                    .c = dlse,
-                    .d = delta,
-                    .rows = problem->rows_q,
-                    .heads = problem->heads,
-                    .row = delta_row};
+                   ra_tensor delta, int64_t rows, int64_t heads) {
+    rows_job job = {
+        .problem = problem, .a = dout, .b = out, .c = dlse, .d = delta, .rows = rows, .heads = heads, .row = delta_row};
     run(&job, workers);
 }
 
