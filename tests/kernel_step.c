@@ -215,13 +215,9 @@ static void a_poisoned_row_reaches_only_the_rows_that_attend_to_it(void **state)
         for (uint64_t seed = 9000; seed < 9000 + (uint64_t)case_share(40); seed++) {
             const bool backward = seed % 2;
             /* Kernels that take many rows in blocks give up those that meet the key, and keep the others. */
-            const case_options few = {.max_rows = 70, .max_keys = 150, .amplitude = 1}, many = {.max_rows = 700,
-                                                                                                .rows = 700,
-                                                                                                .max_keys = 600,
-                                                                                                .keys = 600,
-                                                                                                .dim = 40,
-                                                                                                .amplitude = 1,
-                                                                                                .causal = true};
+            const case_options few = {.max_rows = 70, .max_keys = 150, .amplitude = 1};
+            const case_options many = {
+                .max_rows = 700, .rows = 700, .max_keys = 600, .keys = 600, .dim = 40, .amplitude = 1, .causal = true};
             const bool blocks = seed % 10 == 3;
             kernel_case *c = case_new(seed, dtypes[t], blocks ? &many : &few);
             rng r = {.seed = seed + 1};
