@@ -63,9 +63,6 @@ static uint32_t section_of(const Job &job, const JobItem &item, uint32_t instanc
     return (uint32_t)ra_min(instances, section);
 }
 
-/* With no more keys than this to a tile, what lies between two tiles counts for more than the last tiles of a launch (H200). */
-static const int32_t BRIEF_KEYS = 1024;
-
 bool append_item(Job *job, JobItem item) {
     uint64_t instances = 1;
     for (int i = 0; i < INDEXES; i++) instances *= item.extent[i];
@@ -74,7 +71,6 @@ bool append_item(Job *job, JobItem item) {
     item.instances = (uint32_t)instances;
     item.section = section_of(*job, item, item.instances);
     item.tile_end = job->tiles = (uint32_t)tiles;
-    job->brief = job->brief && item.k.count <= BRIEF_KEYS;
     job->items[job->item_count++] = item;
     return true;
 }
@@ -102,7 +98,6 @@ void start_job(const ra_forward_step *step, Job *job, int64_t batch_first, int64
     job->single = step->single;
     job->last_first = p->right != RA_NO_LIMIT && p->left == RA_NO_LIMIT;
     job->fill_holes = false;
-    job->brief = true;
     job->scale = (float)p->scale;
     job->scale_log2 = (float)(p->scale * 1.4426950408889634074);
     job->left = p->left;

@@ -110,8 +110,15 @@ struct Way {
 
 static bool wants(const char *wanted, const char *name) { return wanted && strcmp(wanted, name) == 0; }
 
-static const Variant *sm90_variant(const ra_problem *p) {
+/* With no more keys than this to a tile, what lies between two tiles counts for more than the tile's products (H200). */
+static const int64_t BRIEF_KEYS = 1024;
+
+static const Variant *sm90_variant(const ra_forward_step *step) {
+    const ra_problem *p = step->problem;
     const int64_t dim = p->head_dim;
+    bool brief = p->dropout <= 0 && (dim <= 64 || (dim > 96 && dim <= 128));
+    for (int64_t i = 0; i < step->item_count && brief; i++) brief = step->items[i].k.count <= BRIEF_KEYS;
+    if (brief) return dim <= 64 ? &sm90_d64_brief : &sm90_d128_brief;
     const Variant *ways = dim <= 64    ? sm90_d64
                           : dim <= 96  ? sm90_d96
                           : dim <= 128 ? sm90_d128
@@ -149,7 +156,7 @@ static ra_status choose_way(const ra_forward_step *step, const char *wanted, con
     const char *reason = beyond_sm90(p, device);
     if (!reason && !writable_sm90(step)) reason = "rows of the result do not start at multiples of 16 bytes";
     if (!reason && !wants(wanted, RA_CUDA_SM80)) {
-        const Variant *variant = sm90_variant(p);
+        const Variant *variant = sm90_variant(step);
         for (int64_t entries : {batch, (int64_t)1}) {
             if (!mappable(step, variant, entries, tma)) continue;
             *way = {RA_CUDA_SM90A, variant, true, entries};

@@ -184,10 +184,10 @@ __global__ void __launch_bounds__(S::THREADS) forward_sm80(const __grid_constant
         } else {
             scale_kept(job, o[t]);
             if (job.single) {
-                write_rows<T, D, Vectors>(job, work, out_row<T>(job, work, row), o[t], l[t], row);
-                write_lse(job, work, base[t], l[t], row);
+                write_rows<T, D, Vectors>(job, work, lane, out_row<T>(job, work, row), o[t], l[t], row);
+                write_lse(job, work, lane, base[t], l[t], row);
             } else {
-                fold_rows<D, Vectors>(job, work, o[t], base[t], l[t], row);
+                fold_rows<D, Vectors>(job, work, lane, o[t], base[t], l[t], row);
             }
         }
     }

@@ -9,8 +9,7 @@
  *     softmax of S(j)      while the second product, and the other warpgroups' products, run
  *
  * Key tiles run from last to first, so the masked ones of a causal block come first; tiles that only other warpgroups need are
- * passed over. Between two tiles, the first scores of the next are issued before the result of the last is written. Weights
- * are exp2(s*scale*log2 e - base): one fused multiply-add before the exponential. Finding the largest
+ * passed over. Weights are exp2(s*scale*log2 e - base): one fused multiply-add before the exponential. Finding the largest
  * score of each row would cost as much as the exponentials, and is hardly ever needed: see Softmax.
  *
  *     shared memory: | q: QUERIES x WGS x panels x 64 rows | k: STAGES x panels x N rows | v: the same | barriers, works |
@@ -24,49 +23,51 @@
 
 namespace ra {
 
-/* true or false, for a function that is compiled once for each. */
-template <bool B> struct Constant {
-    __device__ constexpr operator bool() const { return B; }
-};
-
 template <typename T, class S>
 __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsigned char *k, unsigned char *v,
                                         Barriers<S> &bars) {
-    constexpr int BEGUN = 1 << 30; /* in `left`: the first scores are there */
     constexpr int D = S::D, N = S::N, STAGES = S::STAGES, QUERIES = S::QUERIES;
-    const int wg = uniform((int)threadIdx.x / 128) - 1, lane = threadIdx.x & 31;
     const uint32_t k_desc = wgmma_descriptor(k, 0), v_desc = wgmma_descriptor(v, N * 128);
     const float scale_log2 = job.scale_log2;
     Share &share = bars.share[threadIdx.x / 32 - 4];
-    Turns &turns = bars.turns[threadIdx.x / 32 - 4];
     uint32_t turn = 0; /* k and v tiles */
     float o[D / 2], s[N / 2];
     uint32_t p[N / 4];
 
-    auto warp_row = [&] { return (int)(threadIdx.x / 32 - 4) * 16; }; /* the warp's first row in the block, and the thread's */
-    auto thread_row = [&] { return warp_row() + lane / 4; };
+    auto thread = [&] { return S::TIGHT ? afresh(threadIdx.x) : threadIdx.x; };
+    auto lane = [&] { return (int)(thread() & 31); };
+    /* Which 64 rows of tile number `works` are this warpgroup's. From tile to tile the order turns round: in causal attention
+     * later rows have more keys, and the same warpgroup would always be the last. */
+    auto seat_of = [&](uint32_t works) {
+        const int wg = (int)(thread() / 128) - 1;
+        return works & 1 ? S::WGS - 1 - wg : wg;
+    };
+    /* The warp's first row in the block, and the thread's. */
+    auto warp_row = [&](uint32_t works) { return seat_of(works) * 64 + (int)(thread() / 32 & 3) * 16; };
+    auto thread_row = [&](uint32_t works) { return warp_row(works) + lane() / 4; };
     auto release = [&](uint64_t *bar) {
         if (LANES == 32 || elected()) mbarrier_arrive(bar);
     };
     /* Waits for tile number `works`. Returns what this warpgroup computes of it. */
     auto await_span = [&](uint32_t works) -> const Span & {
         mbarrier_wait(&bars.work_full[slot_of<S::WORKS>(works)], parity_of<S::WORKS>(works));
-        return bars.spans[slot_of<S::WORKS>(works)][wg];
+        return bars.spans[slot_of<S::WORKS>(works)][seat_of(works)];
     };
     /* Notes this warp's share in it. */
     auto adopt = [&](uint32_t works) {
         const Work &work = bars.work[slot_of<S::WORKS>(works)];
-        const Span span = bars.spans[slot_of<S::WORKS>(works)][wg];
+        const Span span = bars.spans[slot_of<S::WORKS>(works)][seat_of(works)];
         int lo, hi;
-        row_interval(job, work, min(work.row + warp_row() + (lane & 15), work.rows - 1), &lo, &hi);
+        row_interval(job, work, min(work.row + warp_row(works) + (lane() & 15), work.rows - 1), &lo, &hi);
+        const int l = lane();
         __syncwarp();
-        if (lane < 16) share.range[lane] = make_int2(lo - span.key, hi - span.key);
-        if (lane == 16) share.span = span;
+        if (l < 16) share.range[l] = make_int2(lo - span.key, hi - span.key);
+        if (l == 16) share.span = span;
         __syncwarp();
     };
     auto close = [&](uint32_t works) {
         __syncwarp();
-        if (elected()) turns.works = works + 1;
+        if (elected()) share.works = works + 1;
         __syncwarp();
         release(&bars.work_empty[slot_of<S::WORKS>(works)]);
     };
@@ -81,13 +82,13 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
         }
     };
     auto await_queries = [&] {
-        mbarrier_wait(&bars.q_full[slot_of<QUERIES>(turns.q_turn)][wg], parity_of<QUERIES>(turns.q_turn));
+        mbarrier_wait(&bars.q_full[slot_of<QUERIES>(share.q_turn)][seat_of(share.works)], parity_of<QUERIES>(share.q_turn));
     };
     auto release_queries = [&] {
-        const uint32_t q_turn = turns.q_turn;
+        const uint32_t q_turn = share.q_turn;
         __syncwarp();
-        if (elected()) turns.q_turn = q_turn + 1;
-        release(&bars.q_empty[slot_of<QUERIES>(q_turn)][wg]);
+        if (elected()) share.q_turn = q_turn + 1;
+        release(&bars.q_empty[slot_of<QUERIES>(q_turn)][seat_of(share.works)]);
         __syncwarp();
     };
     auto scores = [&](uint32_t t, uint32_t queries) {
@@ -109,25 +110,12 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             Wgmma<T, D>::rs(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], stage + (i * 2048 >> 4));
         wgmma_commit();
     };
-    auto query_desc = [&] {
-        const int tile = slot_of<QUERIES>(turns.q_turn) * S::WGS + (int)afresh(threadIdx.x) / 128 - 1;
-        return uniform(wgmma_descriptor(q + tile * S::Q_BYTES, 0));
-    };
-    auto forget = [&] { /* tells the compiler that nothing of s is worth keeping */
+    auto queries_now = [&] { return q + (slot_of<QUERIES>(share.q_turn) * S::WGS + seat_of(share.works)) * S::Q_BYTES; };
+    auto query_desc = [&] { return uniform(wgmma_descriptor(queries_now(), 0)); };
+    /* Tells the compiler that nothing of s is worth keeping. */
+    auto forget = [&] {
 #pragma unroll
-                        for (int i = 0; i < N / 2; i++) s[i] = 0.f;
-    };
-    /* Issues the first scores of the tile. */
-    auto begin = [&] {
-        forget();
-        pass_over(share.span.above);
-        await_queries();
-        scores(turn, query_desc());
-    };
-    auto begun = [&] { /* they are there */
-                       wgmma_wait<0>();
-                       wgmma_settle(s);
-                       release(&bars.k_empty[slot_of<STAGES>(turn)]);
+        for (int i = 0; i < N / 2; i++) s[i] = 0.f;
     };
     /* A tile without work for this warpgroup: what it asks of it is soon done. */
     auto dismiss = [&](uint32_t works) {
@@ -137,52 +125,50 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             await_queries();
             release_queries();
         }
-        if (job.single) write_nothing<T>(job, work, work.row + warp_row());
+        if (job.single) write_nothing<T>(job, work, lane(), work.row + warp_row(works));
         else if (job.done) tell_done(job, work.item);
         close(works);
     };
-    /* From tile number turns.works on to one with keys for this warpgroup. Returns how many; -1: no more tiles. */
+    /* From tile number share.works on to one with keys for this warpgroup. Returns how many; -1: no more tiles. */
     auto seek = [&] {
 #pragma unroll 1
         for (;;) {
-            const int keys = uniform(await_span(turns.works).keys);
+            const int keys = uniform(await_span(share.works).keys);
             if (keys < 0) return keys;
-            adopt(turns.works);
+            adopt(share.works);
             if (keys > 0) return keys;
-            dismiss(turns.works);
+            dismiss(share.works);
         }
     };
-    auto mask = [&](int left) { /* where not all rows attend to all keys; `left` keys are to come, the tile in s among them */
-                                const int row = (int)(threadIdx.x & 31) / 4, c = left - N + (int)(threadIdx.x & 3) * 2;
-                                if (left > share.range[0].y)
-                                    mask_above<N>(s, share.range[row].y - c, share.range[row + 8].y - c);
-                                if (left - N < share.range[15].x)
-                                    mask_below<N>(s, share.range[row].x - c, share.range[row + 8].x - c);
+    /* Where not all rows attend to all keys; `left` keys are to come, the tile in s among them. */
+    auto mask = [&](int left) {
+        const int row = (int)(threadIdx.x & 31) / 4, c = left - N + (int)(threadIdx.x & 3) * 2;
+        if (left > share.range[0].y) mask_above<N>(s, share.range[row].y - c, share.range[row + 8].y - c);
+        if (left - N < share.range[15].x) mask_below<N>(s, share.range[row].x - c, share.range[row + 8].x - c);
     };
     auto convert = [&](uint32_t works, int left) {
 #pragma unroll
         for (int i = 0; i < N / 4; i++) p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
         if constexpr (S::DROPS) {
             const Work &work = bars.work[slot_of<S::WORKS>(works)];
-            drop_pairs<N>(job, work, p, work.row + thread_row(), share.span.key + afresh(left) - N);
+            drop_pairs<N>(job, work, p, work.row + thread_row(works), share.span.key + afresh(left) - N);
         }
     };
 
-    if (elected()) turns.works = turns.q_turn = 0;
+    if (elected()) share.works = share.q_turn = 0;
     __syncwarp();
     int left = seek();
-    forget();
 #pragma unroll 1
     for (;;) {
         left = uniform(left);
         if (left < 0) return;
-        if (left & BEGUN) {
-            left -= BEGUN;
-        } else {
-            begin();
-            begun();
-        }
-        const uint32_t queries = query_desc();
+        forget();
+        pass_over(share.span.above);
+        await_queries();
+        scores(turn, query_desc());
+        wgmma_wait<0>();
+        wgmma_settle(s);
+        release(&bars.k_empty[slot_of<STAGES>(turn)]);
         Softmax<N> softmax;
 #pragma unroll
         for (int i = 0; i < D / 2; i++) o[i] = 0.f;
@@ -198,8 +184,9 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
         float unused[2];
         softmax.raise(s, scale_log2, unused);
         softmax.weigh_anyway(s, scale_log2);
-        convert(turns.works, left);
+        convert(share.works, left);
 
+        const uint32_t queries = query_desc();
         left = uniform(left); /* so that the loop's descriptors need no vector registers */
         turn = uniform(turn);
 #pragma unroll 1
@@ -222,8 +209,7 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
                 wgmma_wait<0>();
                 wgmma_settle(o);
                 float fresh[N / 2];
-                rescore<T, D, N>(fresh, q + (slot_of<QUERIES>(turns.q_turn) * S::WGS + wg) * S::Q_BYTES,
-                                 k + slot_of<STAGES>(turn) * S::KV_BYTES, share.range, left - N);
+                rescore<T, D, N>(fresh, queries_now(), k + slot_of<STAGES>(turn) * S::KV_BYTES, share.range, left - N);
 #pragma unroll
                 for (int i = 0; i < N / 2; i++) s[i] = fresh[i];
                 raise();
@@ -235,94 +221,56 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             wgmma_settle(o);
             turn = afresh(turn);
             release(&bars.v_empty[slot_of<STAGES>(turn - 1)]);
-            convert(turns.works, left);
+            convert(share.works, left);
         }
+        weigh(turn);
         release_queries();
 
-        const Span next = await_span(turns.works + 1), span = share.span;
+        /* What does not need the last product is done beside it. */
+        const uint32_t kept = share.works;
+        auto works = [&] { return S::TIGHT ? share.works : kept; };
+        auto work = [&]() -> const Work & { return bars.work[slot_of<S::WORKS>(works())]; };
+        auto row = [&] { return work().row + thread_row(works()); };
+        const Span next = await_span(works() + 1), span = share.span;
         const int end = span.keys + span.above * N; /* the block's keys are [-below * N, end), as ranges count them */
         const bool masked = -span.below * N < share.range[15].x || end > share.range[0].y;
-        const Work &work = bars.work[slot_of<S::WORKS>(turns.works)];
-        T *to = nullptr;     /* where the thread's first row goes */
-        auto prepare = [&] { /* what does not need the last product is done beside it */
 #pragma unroll
-                             for (int r = 0; r < 2; r++) {
-                                 softmax.l[r] += __shfl_xor_sync(~0u, softmax.l[r], 1);
-                                 softmax.l[r] += __shfl_xor_sync(~0u, softmax.l[r], 2);
-                             }
-                             if (job.single) {
-                                 to = out_row<T>(job, work, work.row + thread_row());
-                                 write_lse(job, work, softmax.base, softmax.l, work.row + thread_row());
-                             }
-                             __syncwarp();
-        };
-        auto finish = [&](auto pending) { /* writes the result; pending: s is being computed */
-                                          if (!pending) {
-                                              const uint32_t works = turns.works;
-                                              while (uniform(job.done && !mbarrier_try(&bars.clear[slot_of<S::WORKS>(works)],
-                                                                                       parity_of<S::WORKS>(works)))) {}
-                                          }
-                                          float doubt[4] = {0.f, 0.f, 0.f, 0.f}; /* NaN iff a sum is not finite */
-                                          if (masked) {
+        for (int r = 0; r < 2; r++) {
+            softmax.l[r] += __shfl_xor_sync(~0u, softmax.l[r], 1);
+            softmax.l[r] += __shfl_xor_sync(~0u, softmax.l[r], 2);
+        }
+        T *to = nullptr; /* where the thread's first row goes */
+        if (job.single) {
+            to = out_row<T>(job, work(), row());
+            write_lse(job, work(), lane(), softmax.base, softmax.l, row());
+        }
+        __syncwarp();
+        left = uniform(next.keys);
+        if (left >= 0) adopt(works() + 1);
+        wgmma_wait<0>();
+        wgmma_settle(o);
+        release(&bars.v_empty[slot_of<STAGES>(turn++)]);
+        pass_over(span.below);
+
+        while (uniform(job.done && !mbarrier_try(&bars.clear[slot_of<S::WORKS>(works())], parity_of<S::WORKS>(works())))) {}
+        float doubt[4] = {0.f, 0.f, 0.f, 0.f}; /* NaN iff a sum is not finite */
+        if (masked) {
 #pragma unroll
-                                              for (int i = 0; i < D / 2; i++) doubt[i & 3] = fmaf(o[i], 0.f, doubt[i & 3]);
-                                          }
-                                          if (__any_sync(~0u, doubt[0] + doubt[1] + doubt[2] + doubt[3] != 0.f)) {
-                                              const int first = work.row + warp_row(), last = min(first + 16, work.rows);
-                                              if (pending) {
-                                                  wgmma_wait<0>();
-                                                  wgmma_settle(s);
-                                                  float keep[N / 2]; /* in memory, so that the call costs no registers */
-#pragma unroll
-                                                  for (int i = 0; i < N / 2; i++) keep[i] = s[i];
-                                                  asm volatile("" ::"l"(keep) : "memory");
-                                                  for (int a = first; a < last; a++) recompute_row<T>(job, work, a);
-                                                  asm volatile("" ::"l"(keep) : "memory");
-#pragma unroll
-                                                  for (int i = 0; i < N / 2; i++) s[i] = keep[i];
-                                              } else {
-                                                  for (int a = first; a < last; a++) recompute_row<T>(job, work, a);
-                                              }
-                                          } else {
-                                              if constexpr (S::DROPS) scale_kept(job, o);
-                                              if (pending || job.single)
-                                                  write_rows<T, D, true>(job, work, to, o, softmax.l, work.row + thread_row());
-                                              else
-                                                  fold_rows<D, true>(job, work, o, softmax.base, softmax.l,
-                                                                     work.row + thread_row());
-                                          }
-                                          if (!pending && job.done) tell_done(job, work.item);
-                                          close(turns.works);
-        };
-        /* The last product is issued in both branches, and finish comes before pass_over: where wgmma is under way across
-         * branches or loops, the compiler makes it wait, or takes the loop's descriptors out of the uniform registers. */
-        if (QUERIES == 2 && uniform(job.single && !job.brief && next.keys > 0 && span.below == 0 && next.above == 0)) {
-            weigh(turn);
-            prepare();
-            adopt(turns.works + 1);
-            const uint32_t done = turn++;
-            begin();
-            wgmma_wait<1>();
-            wgmma_settle(o);
-            release(&bars.v_empty[slot_of<STAGES>(done)]);
-            finish(Constant<true>{});
-            begun();
-            left = share.span.keys + BEGUN;
+            for (int i = 0; i < D / 2; i++) doubt[i & 3] = fmaf(o[i], 0.f, doubt[i & 3]);
+        }
+        if (__any_sync(~0u, doubt[0] + doubt[1] + doubt[2] + doubt[3] != 0.f)) {
+            const int first = work().row + warp_row(works()), last = min(first + 16, work().rows);
+            for (int a = first; a < last; a++) recompute_row<T>(job, work(), a);
         } else {
-            weigh(turn);
-            prepare();
-            left = uniform(next.keys);
-            if (left >= 0) adopt(turns.works + 1);
-            wgmma_wait<0>();
-            wgmma_settle(o);
-            release(&bars.v_empty[slot_of<STAGES>(turn++)]);
-            finish(Constant<false>{});
-            pass_over(span.below);
-            if (left == 0) {
-                dismiss(turns.works);
-                left = seek();
-            }
-            forget();
+            if constexpr (S::DROPS) scale_kept(job, o);
+            if (job.single) write_rows<T, D, true>(job, work(), lane(), to, o, softmax.l, row());
+            else fold_rows<D, true>(job, work(), lane(), o, softmax.base, softmax.l, row());
+        }
+        if (job.done) tell_done(job, work().item);
+        close(works());
+        if (left == 0) {
+            dismiss(share.works);
+            left = seek();
         }
     }
 }

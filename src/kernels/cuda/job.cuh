@@ -16,7 +16,7 @@
 namespace ra {
 
 enum {
-    JOB_ITEMS = 16,     /* of one launch; longer lists take more launches */
+    JOB_ITEMS = 8,      /* of one launch: each makes every launch slower; longer lists take more of them */
     JOB_BATCH = 64,     /* batch entries of one launch, when there are key ranges */
     JOB_ROWS = 1 << 30, /* at most so many rows in a progression */
 };
@@ -53,7 +53,6 @@ struct Job {
     int32_t head_dim, heads, rows_q;
     int32_t batch_first, batch;
     bool single, last_first, fill_holes, has_ranges;
-    bool brief; /* tiles have few keys: more of them are known ahead, and each ends before the next begins */
     float scale, scale_log2;
     int64_t left, right;
     ra_tensor q, out, lse, acc, m, l;

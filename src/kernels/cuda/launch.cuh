@@ -49,6 +49,8 @@ struct Variant {
 
 /* Hopper: without and with dropout. */
 extern const Variant sm90_d64[2], sm90_d96[2], sm90_d128[2], sm90_d192[2], sm90_d256[2];
+/* For few keys, without dropout. */
+extern const Variant sm90_d64_brief, sm90_d128_brief;
 
 /* Ampere and later: for rows that start at multiples of 16 bytes, and for any. */
 extern const Variant sm80_d64[2], sm80_d128[2], sm80_d192[2], sm80_d256[2];

@@ -168,9 +168,9 @@ template <typename T> __device__ __forceinline__ T *out_row(const Job &job, cons
 }
 
 /* lse of rows a0 and a0 + 8, by the first lane of each quad. base: what weights are relative to, in units of log2. */
-__device__ __forceinline__ void write_lse(const Job &job, const Work &work, const float (&base)[2], const float (&l)[2],
-                                          int a0) {
-    if ((threadIdx.x & 3) || !job.lse.data) return;
+__device__ __forceinline__ void write_lse(const Job &job, const Work &work, int lane, const float (&base)[2],
+                                          const float (&l)[2], int a0) {
+    if ((lane & 3) || !job.lse.data) return;
     float *lse = static_cast<float *>(job.lse.data) + work.lse + a0 * work.lse_step;
 #pragma unroll
     for (int r = 0; r < 2; r++)
@@ -181,9 +181,9 @@ __device__ __forceinline__ void write_lse(const Job &job, const Work &work, cons
 /* The result of a warp's 16 rows, of which this thread holds rows a0 (it goes to `to`) and a0 + 8 as an mma's accumulators, to
  * out. Vectors: rows of out start at multiples of 16 bytes. */
 template <typename T, int D, bool Vectors>
-__device__ __forceinline__ void write_rows(const Job &job, const Work &work, T *to, const float *o, const float (&l)[2],
-                                           int a0) {
-    const int lane = threadIdx.x & 31, quad = lane & 3;
+__device__ __forceinline__ void write_rows(const Job &job, const Work &work, int lane, T *to, const float *o,
+                                           const float (&l)[2], int a0) {
+    const int quad = lane & 3;
     const float inverse[2] = {l[0] == 0.f ? 0.f : __fdividef(1.f, l[0]), l[1] == 0.f ? 0.f : __fdividef(1.f, l[1])};
 #pragma unroll
     for (int r = 0; r < 2; r++, to += 8 * work.out_step) {
@@ -215,10 +215,10 @@ __device__ __forceinline__ void write_rows(const Job &job, const Work &work, T *
 
 /* The same into the state: rows a0 and a0 + 8. Vectors: rows of acc start at multiples of 8 bytes. */
 template <int D, bool Vectors>
-__device__ __forceinline__ void fold_rows(const Job &job, const Work &work, const float *o, const float (&base)[2],
+__device__ __forceinline__ void fold_rows(const Job &job, const Work &work, int lane, const float *o, const float (&base)[2],
                                           const float (&l)[2], int a0) {
     const JobItem &item = job.items[work.item];
-    const int quad = threadIdx.x & 3;
+    const int quad = lane & 3;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int a = a0 + 8 * r;
@@ -251,8 +251,7 @@ __device__ __forceinline__ void fold_rows(const Job &job, const Work &work, cons
 }
 
 /* A warp's 16 rows from a0 on have no key: out = 0, lse = -inf. Rows of vectors. */
-template <typename T> __device__ __forceinline__ void write_nothing(const Job &job, const Work &work, int a0) {
-    const int lane = threadIdx.x & 31;
+template <typename T> __device__ __forceinline__ void write_nothing(const Job &job, const Work &work, int lane, int a0) {
 #pragma unroll 1
     for (int a = a0; a < min(a0 + 16, work.rows); a++) {
         T *out = static_cast<T *>(job.out.data) + work.out + a * work.out_step;

@@ -25,17 +25,19 @@ template <int D_, int N_, int WGS_, int STAGES_, bool DROPS_ = false> struct Sha
     static constexpr int ROWS = 64 * WGS, PANELS = (D + 63) / 64, THREADS = 128 * (WGS + 1);
     static constexpr int Q_BYTES = PANELS * 64 * 128, KV_BYTES = PANELS * N * 128;
     /* Where there is room, the queries of the next block are fetched while those of this one are still in use. */
-    static constexpr int QUERIES = 2 * WGS * Q_BYTES + 2 * STAGES * KV_BYTES <= 216 << 10 ? 2 : 1;
+    static constexpr int QUERIES = 2 * WGS * Q_BYTES + 2 * STAGES * KV_BYTES <= 224 << 10 ? 2 : 1;
     static constexpr int WORKS = QUERIES == 2 ? 4 : 2; /* tiles that are known at a time */
     static constexpr int SHARED = QUERIES * WGS * Q_BYTES + 2 * STAGES * KV_BYTES;
     /* Together no more than the launch's own, 65536 / THREADS rounded down to 8 each: what is missing would be waited for for
      * ever. */
-    static constexpr int PRODUCER_REGISTERS = WGS == 2 ? 40 : 32, CONSUMER_REGISTERS = WGS == 2 ? 232 : 160;
+    static constexpr int PRODUCER_REGISTERS = WGS == 2 ? 40 : 32, CONSUMER_REGISTERS = WGS == 2 ? 232 : WGS == 3 ? 160 : 112;
     static_assert(PRODUCER_REGISTERS + WGS * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * (WGS + 1),
                   "more registers than a block has");
+    /* Accumulators and weights leave few registers: what is easily found again is not kept. */
+    static constexpr bool TIGHT = CONSUMER_REGISTERS - (D / 2 + N / 2 + N / 4) < 36;
 };
 
-/* What a warpgroup computes of a tile. */
+/* What is computed of a tile for 64 of its rows, a seat: by one warpgroup, not always the same. */
 struct alignas(16) Span {
     int keys;         /* how many, a multiple of N; -1: no more tiles */
     int above, below; /* of the block's key tiles, the first `above` and the last `below` are for other warpgroups */
@@ -46,10 +48,7 @@ struct alignas(16) Span {
 struct Share {
     Span span;
     int2 range[16]; /* keys [x, y) of each of the warp's rows, counted from span.key */
-};
-
-/* What a consumer warp counts: here rather than in registers, of which there are none to spare. */
-struct Turns {
+    /* What the warp counts, here rather than in registers, of which there are none to spare. */
     uint32_t works, q_turn; /* tiles done, and those of them with keys */
 };
 
@@ -60,9 +59,8 @@ template <class S> struct Barriers {
     uint64_t work_full[S::WORKS], work_empty[S::WORKS],
         clear[S::WORKS]; /* clear: the work's rows may be folded into the state */
     Work work[S::WORKS];
-    Span spans[S::WORKS][S::WGS]; /* of each work */
+    Span spans[S::WORKS][S::WGS]; /* of each work and seat */
     Share share[4 * S::WGS];
-    Turns turns[4 * S::WGS];
     int32_t place[S::WORKS][3][3]; /* of each work, coordinates 2 .. 4 of q, k, v */
 };
 
@@ -89,7 +87,7 @@ constexpr int LANES = 1;
 /* Tells the compiler that a value is the same in all lanes. */
 __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 
-/* Turn t of a ring of barriers (a power of two of them): the slot, and the parity of its completion. */
+/* Turn t of a ring of barriers: the slot, and the parity of its completion. */
 template <int SLOTS> __device__ __forceinline__ int slot_of(uint32_t t) { return (int)(t % SLOTS); }
 template <int SLOTS> __device__ __forceinline__ uint32_t parity_of(uint32_t t) { return t / SLOTS & 1; }
 
@@ -114,9 +112,9 @@ __device__ __forceinline__ uint32_t blocks() {
     return n;
 }
 
-/* What warpgroup wg computes of a tile. */
-template <class S> __device__ __forceinline__ Span find_span(const Job &job, const Work &work, int wg) {
-    const int first = work.row + wg * 64, last = min(first + 64, work.rows) - 1;
+/* What is to be computed for the 64 rows of a tile in seat `seat`. */
+template <class S> __device__ __forceinline__ Span find_span(const Job &job, const Work &work, int seat) {
+    const int first = work.row + seat * 64, last = min(first + 64, work.rows) - 1;
     int lo, hi, unused;
     row_interval(job, work, first, &lo, &unused);
     row_interval(job, work, last, &unused, &hi);
@@ -136,7 +134,8 @@ template <class S> __device__ __forceinline__ void deal_tiles(const TmaJob &tma,
         const int slot = slot_of<S::WORKS>(works);
         Work &work = bars.work[slot];
         mbarrier_wait(&bars.work_empty[slot], parity_of<S::WORKS>(works) ^ 1);
-        if (!job.brief && works >= 2) /* tiles that are taken late balance better */
+        /* Tiles that are known ahead keep no consumer waiting; taken late, the last ones balance better. */
+        if (works >= 2 && __shfl_sync(~0u, tile, 0) + S::WORKS * blocks() >= job.tiles)
             mbarrier_wait(&bars.work_empty[slot_of<S::WORKS>(works - 2)], parity_of<S::WORKS>(works - 2));
         const bool any = __shfl_sync(~0u, tile, 0) < job.tiles;
         if (lane == 0) {
