@@ -12,7 +12,7 @@ typedef struct rows_job {
     int64_t size;  /* of an element of a, where it is zeroed */
     int64_t piece; /* elements that lie together in the tensors that `elements` handles: of a head, of a row, or of all rows */
     void (*elements)(const struct rows_job *job, int64_t batch, int64_t row, int64_t head, int64_t count); /* NULL: nothing */
-    void (*row)(const struct rows_job *job, int64_t batch, int64_t row, int64_t head);                     /* NULL: nothing */
+    void (*each)(const struct rows_job *job, int64_t batch, int64_t head, int64_t begin, int64_t end); /* rows; NULL: nothing */
 } rows_job;
 
 static int64_t at(const ra_tensor *t, int64_t batch, int64_t row, int64_t head) {
@@ -34,8 +34,7 @@ static void rows_task(void *arg, int64_t index, int worker) {
             for (int64_t head = 0; head < job->heads; head += heads)
                 job->elements(job, batch, row, head, ra_min(rows, end - row) * heads * dim);
     }
-    for (int64_t head = 0; job->row && head < job->heads; head++)
-        for (int64_t row = begin; row < end; row++) job->row(job, batch, row, head);
+    for (int64_t head = 0; job->each && head < job->heads; head++) job->each(job, batch, head, begin, end);
 }
 
 /* Elements of a tensor that lie together: a head's, a row's, or all. */
@@ -68,10 +67,10 @@ static double load(const ra_tensor *t, ra_dtype dtype, int64_t batch, int64_t ro
 static void zero(const rows_job *job, int64_t batch, int64_t row, int64_t head, int64_t count) {
     memset(element(&job->a, job->size, batch, row, head), 0, (size_t)(count * job->size));
 }
-static void fill_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
+static void fill_rows(const rows_job *job, int64_t batch, int64_t head, int64_t begin, int64_t end) {
     const ra_dtype dtype = job->problem->dtype;
-    if (job->b.data) store(&job->b, dtype, batch, row, head, -INFINITY);
-    if (job->c.data) store(&job->c, dtype, batch, row, head, 0);
+    for (int64_t row = begin; job->b.data && row < end; row++) store(&job->b, dtype, batch, row, head, -INFINITY);
+    for (int64_t row = begin; job->c.data && row < end; row++) store(&job->c, dtype, batch, row, head, 0);
 }
 
 void ra_rows_fill(const ra_problem *problem, ra_workers *workers, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc,
@@ -83,9 +82,9 @@ void ra_rows_fill(const ra_problem *problem, ra_workers *workers, bool single, r
                     .rows = problem->rows_q,
                     .heads = problem->heads,
                     .size = single ? (int64_t)ra_dtype_size(problem->dtype) : ra_state_size(problem->dtype),
-                    .elements = zero};
+                    .elements = zero,
+                    .each = fill_rows};
     job.piece = piece_of(&job, &job.a);
-    if (job.b.data || job.c.data) job.row = fill_row;
     run(&job, workers);
 }
 
@@ -117,6 +116,9 @@ static void finish_row(const rows_job *job, int64_t batch, int64_t row, int64_t 
     for (int64_t d = 0; d < dim; d++) buffer[d] = l == 0 ? 0 : (float)((double)from[d] / l);
     ra_convert(out, dtype, buffer, RA_F32, dim);
 }
+static void finish_rows(const rows_job *job, int64_t batch, int64_t head, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) finish_row(job, batch, row, head);
+}
 
 void ra_rows_finish(const ra_problem *problem, ra_workers *workers, ra_tensor acc, ra_tensor m, ra_tensor l, ra_tensor out,
                     ra_tensor lse) {
@@ -128,7 +130,7 @@ void ra_rows_finish(const ra_problem *problem, ra_workers *workers, ra_tensor ac
                     .e = lse,
                     .rows = problem->rows_q,
                     .heads = problem->heads,
-                    .row = finish_row};
+                    .each = finish_rows};
     run(&job, workers);
 }
 
@@ -175,11 +177,14 @@ static void delta_row(const rows_job *job, int64_t batch, int64_t row, int64_t h
     if (job->c.data) sum -= load(&job->c, dtype, batch, row, head);
     store(&job->d, dtype, batch, row, head, sum);
 }
+static void delta_rows(const rows_job *job, int64_t batch, int64_t head, int64_t begin, int64_t end) {
+    for (int64_t row = begin; row < end; row++) delta_row(job, batch, row, head);
+}
 
 void ra_rows_delta(const ra_problem *problem, ra_workers *workers, ra_tensor dout, ra_tensor out, ra_tensor dlse,
                    ra_tensor delta, int64_t rows, int64_t heads) {
     rows_job job = {
-        .problem = problem, .a = dout, .b = out, .c = dlse, .d = delta, .rows = rows, .heads = heads, .row = delta_row};
+        .problem = problem, .a = dout, .b = out, .c = dlse, .d = delta, .rows = rows, .heads = heads, .each = delta_rows};
     run(&job, workers);
 }
 

@@ -2,6 +2,7 @@
 #include "launch.cuh"
 #include "tensor_map.cuh"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -110,21 +111,37 @@ struct Way {
 
 static bool wants(const char *wanted, const char *name) { return wanted && strcmp(wanted, name) == 0; }
 
-/* With no more keys than this to a tile, what lies between two tiles counts for more than the tile's products (H200). */
-static const int64_t BRIEF_KEYS = 1024;
+/* About how long a step takes with a kernel, in any unit. Blocks and key tiles that stick out are paid for in full, and so are
+ * processors that have nothing to do while others compute the last tiles; in causal attention small tiles fill such gaps. */
+static double time_of(const ra_forward_step *step, const Variant &v, int processors) {
+    double tiles = 0, keys = 0;
+    for (int64_t i = 0; i < step->item_count; i++) {
+        const ra_item *item = &step->items[i];
+        if (item->q.count == 0 || item->k.count == 0) continue;
+        const JobItem next = job_item(step->problem, item, step->problem->batch, v.rows);
+        double count = next.blocks;
+        for (int j = 0; j < INDEXES; j++) count *= next.extent[j];
+        tiles += count;
+        keys += count * ((double)(ra_ceil_div(item->k.count, v.keys) * v.keys) + v.pace.pause);
+    }
+    if (tiles == 0) return 0;
+    const bool causal = step->problem->right != RA_NO_LIMIT;
+    const double turns = causal ? fmax(tiles / processors, 1) + 0.5 : ceil(tiles / processors);
+    return turns * keys / tiles * v.rows / v.pace.speed;
+}
 
-static const Variant *sm90_variant(const ra_forward_step *step) {
-    const ra_problem *p = step->problem;
-    const int64_t dim = p->head_dim;
-    bool brief = p->dropout <= 0 && (dim <= 64 || (dim > 96 && dim <= 128));
-    for (int64_t i = 0; i < step->item_count && brief; i++) brief = step->items[i].k.count <= BRIEF_KEYS;
-    if (brief) return dim <= 64 ? &sm90_d64_brief : &sm90_d128_brief;
+static const Variant *sm90_variant(const ra_forward_step *step, int processors) {
+    const int64_t dim = step->problem->head_dim;
     const Variant *ways = dim <= 64    ? sm90_d64
                           : dim <= 96  ? sm90_d96
                           : dim <= 128 ? sm90_d128
                           : dim <= 192 ? sm90_d192
                                        : sm90_d256;
-    return &ways[p->dropout > 0];
+    if (step->problem->dropout > 0) return &ways[1];
+    const Variant *best = &ways[0];
+    for (const Variant *other : {&sm90_d64_tall, &sm90_d128_fine, &sm90_d128_low})
+        if (other->dim == best->dim && time_of(step, *other, processors) < time_of(step, *best, processors)) best = other;
+    return best;
 }
 
 /* NULL, or why Hopper's kernel does not compute the problem. */
@@ -156,7 +173,7 @@ static ra_status choose_way(const ra_forward_step *step, const char *wanted, con
     const char *reason = beyond_sm90(p, device);
     if (!reason && !writable_sm90(step)) reason = "rows of the result do not start at multiples of 16 bytes";
     if (!reason && !wants(wanted, RA_CUDA_SM80)) {
-        const Variant *variant = sm90_variant(step);
+        const Variant *variant = sm90_variant(step, device.processors);
         for (int64_t entries : {batch, (int64_t)1}) {
             if (!mappable(step, variant, entries, tma)) continue;
             *way = {RA_CUDA_SM90A, variant, true, entries};

@@ -16,7 +16,7 @@
 namespace ra {
 
 enum {
-    JOB_ITEMS = 8,      /* of one launch: each makes every launch slower; longer lists take more of them */
+    JOB_ITEMS = 6,      /* of one launch: each makes every launch slower; longer lists take more of them */
     JOB_BATCH = 64,     /* batch entries of one launch, when there are key ranges */
     JOB_ROWS = 1 << 30, /* at most so many rows in a progression */
 };

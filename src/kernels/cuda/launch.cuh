@@ -40,17 +40,24 @@ int64_t rows_met(const ra_forward_step *step, bool *describable);
 
 /* --------------------------------------------------------------------------------------------------------------- kernels */
 
+/* How fast a kernel is beside the others for its head_dim, as measured (H200): what it computes in a given time, and how many
+ * keys it could have computed between two tiles. */
+struct Pace {
+    float speed, pause;
+};
+
 /* A compiled kernel: what it covers and what a launch of it takes. */
 struct Variant {
     int dim, rows, keys; /* largest head_dim, query rows of a block, keys of a tile */
     int threads, shared;
     const void *kernel[2]; /* bf16, f16; f32 in the first */
+    Pace pace = {1, 0};    /* where there is a choice */
 };
 
 /* Hopper: without and with dropout. */
 extern const Variant sm90_d64[2], sm90_d96[2], sm90_d128[2], sm90_d192[2], sm90_d256[2];
-/* For few keys, without dropout. */
-extern const Variant sm90_d64_brief, sm90_d128_brief;
+/* Others without dropout: blocks of 256 rows instead of 192; key tiles of 64 instead of 80; blocks of 128 rows. */
+extern const Variant sm90_d64_tall, sm90_d128_fine, sm90_d128_low;
 
 /* Ampere and later: for rows that start at multiples of 16 bytes, and for any. */
 extern const Variant sm80_d64[2], sm80_d128[2], sm80_d192[2], sm80_d256[2];

@@ -7,9 +7,10 @@
 
 namespace ra {
 
-template <class S> constexpr Variant sm90_of() {
+template <class S> constexpr Variant sm90_of(Pace pace = {1, 0}) {
     return {S::D,       S::ROWS,           S::N,
-            S::THREADS, shared_bytes<S>(), {(const void *)&forward_sm90<bf16, S>, (const void *)&forward_sm90<f16, S>}};
+            S::THREADS, shared_bytes<S>(), {(const void *)&forward_sm90<bf16, S>, (const void *)&forward_sm90<f16, S>},
+            pace};
 }
 
 } // namespace ra
