@@ -76,9 +76,9 @@ static bool map_item(const ra_forward_step *step, const Variant *variant, const 
                              key_rows(item.v_view, item, batch)};
     for (int t = 0; t < 3; t++) {
         int64_t dims[3], strides[3];
-        if (!map_places(rows[t], item.extent, &tma->places[slot][t], dims, strides)) return false;
-        if (encode_map(find_encoder(), &tma->maps[slot][t], step->problem->dtype, (int)step->problem->head_dim, rows[t], dims,
-                       strides, t == 0 ? 64 : variant->keys) != CUDA_SUCCESS)
+        if (!map_places(rows[t], item.extent, &tma->items[slot].places[t], dims, strides)) return false;
+        if (encode_map(find_encoder(), &tma->items[slot].maps[t], step->problem->dtype, (int)step->problem->head_dim, rows[t],
+                       dims, strides, t == 0 ? 64 : variant->keys) != CUDA_SUCCESS)
             return false;
     }
     return true;
@@ -208,7 +208,8 @@ static ra_status launch(const ra_forward_step *step, const Way &way, const Devic
     Job *job = &tma->job;
     if (job->tiles == 0) return RA_OK;
     const cudaStream_t stream = static_cast<cudaStream_t>(step->stream);
-    const void *kernel = way.variant->kernel[step->problem->dtype == RA_F16];
+    const bool f16 = step->problem->dtype == RA_F16, few = way.variant->few[f16] && job->item_count <= JOB_FEW;
+    const void *kernel = few ? way.variant->few[f16] : way.variant->kernel[f16];
     unsigned grid = job->tiles;
     const bool waits = job_waits(*job), persists = way.tma && job->tiles > (uint32_t)device.processors;
     uint32_t *scratch = static_cast<uint32_t *>(step->scratch);
@@ -220,7 +221,12 @@ static ra_status launch(const ra_forward_step *step, const Way &way, const Devic
         static_assert((1 + JOB_ITEMS) * sizeof(uint32_t) <= RA_CUDA_SCRATCH, "the counters must fit");
         RA_CUDA_TRY(error, cudaMemsetAsync(scratch, 0, words * sizeof(uint32_t), stream));
     }
-    void *args[] = {way.tma ? static_cast<void *>(tma) : job};
+    FewTmaJob some;
+    if (few) {
+        memcpy(some.job, job, sizeof some.job);
+        memcpy(some.items, tma->items, sizeof some.items);
+    }
+    void *args[] = {few ? static_cast<void *>(&some) : way.tma ? static_cast<void *>(tma) : job};
     const ra_status status = raise_shared(way.variant, kernel, device, error);
     if (status != RA_OK) return status;
     RA_CUDA_TRY(error, cudaLaunchKernel(kernel, dim3(grid), dim3((unsigned)way.variant->threads), args,

@@ -136,7 +136,7 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, 1) forward_f32(
         for (int i = 0; i < COLUMNS * 4; i++) doubt = fmaf(o[r][i], 0.f, doubt);
     if (__any_sync(~0u, masked) && __any_sync(~0u, doubt != 0.f)) {
         const int first = work.row + ty / 2 * 2 * TM; /* a warp has two rows of threads */
-        for (int a = first; a < min(first + 2 * TM, item.q.count); a++) recompute_row<float>(job, work, a);
+        recompute_rows<float>(job, work, first, 2 * TM);
         return;
     }
 #pragma unroll

@@ -180,7 +180,7 @@ __global__ void __launch_bounds__(S::THREADS) forward_sm80(const __grid_constant
         }
         const int first = warp_row + t * 16, row = first + lane / 4;
         if (__any_sync(~0u, masked) && __any_sync(~0u, doubt != 0.f)) {
-            for (int a = first; a < min(first + 16, item.q.count); a++) recompute_row<T>(job, work, a);
+            recompute_rows<T>(job, work, first, 16);
         } else {
             scale_kept(job, o[t]);
             if (job.single) {

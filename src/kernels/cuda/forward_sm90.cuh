@@ -259,8 +259,7 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             for (int i = 0; i < D / 2; i++) doubt[i & 3] = fmaf(o[i], 0.f, doubt[i & 3]);
         }
         if (__any_sync(~0u, doubt[0] + doubt[1] + doubt[2] + doubt[3] != 0.f)) {
-            const int first = work().row + warp_row(works()), last = min(first + 16, work().rows);
-            for (int a = first; a < last; a++) recompute_row<T>(job, work(), a);
+            recompute_rows<T>(job, work(), work().row + warp_row(works()), 16);
         } else {
             if constexpr (S::DROPS) scale_kept(job, o);
             if (job.single) write_rows<T, D, true>(job, work(), lane(), to, o, softmax.l, row());
@@ -275,8 +274,10 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
     }
 }
 
-template <typename T, class S>
-__global__ void __launch_bounds__(S::THREADS, 1) forward_sm90(const __grid_constant__ TmaJob tma) {
+/* Parameter: TmaJob or FewTmaJob. */
+template <typename T, class S, class Parameter>
+__global__ void __launch_bounds__(S::THREADS, 1) forward_sm90(const __grid_constant__ Parameter tma) {
+    const Job &job = job_of(tma);
     extern __shared__ __align__(1024) unsigned char q[]; /* the swizzle counts in addresses: tiles start at multiples of 1024 */
     unsigned char *k = q + S::QUERIES * S::WGS * S::Q_BYTES, *v = k + S::STAGES * S::KV_BYTES;
     auto &bars = *reinterpret_cast<Barriers<S> *>(v + S::STAGES * S::KV_BYTES);
@@ -306,13 +307,13 @@ __global__ void __launch_bounds__(S::THREADS, 1) forward_sm90(const __grid_const
 
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::PRODUCER_REGISTERS));
-        if (threadIdx.x == 0) load_tiles<S>(tma, q, k, v, bars);
-        else if (threadIdx.x / 32 == 1) deal_tiles<S>(tma, bars);
-        else if (threadIdx.x >= 64 && tma.job.fill_holes)
-            fill_holes<T>(tma.job, blockIdx.x * 2 + threadIdx.x / 32 - 2, gridDim.x * 2, bars.zeros);
+        if (threadIdx.x == 0) load_tiles<S>(tma.items, q, k, v, bars);
+        else if (threadIdx.x / 32 == 1) deal_tiles<S>(tma.items, job, bars);
+        else if (threadIdx.x >= 64 && job.fill_holes)
+            fill_holes<T>(job, blockIdx.x * 2 + threadIdx.x / 32 - 2, gridDim.x * 2, bars.zeros);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::CONSUMER_REGISTERS));
-        consume<T, S>(tma.job, q, k, v, bars);
+        consume<T, S>(job, q, k, v, bars);
     }
 }
 

@@ -16,7 +16,8 @@
 namespace ra {
 
 enum {
-    JOB_ITEMS = 6,      /* of one launch: each makes every launch slower; longer lists take more of them */
+    JOB_ITEMS = 16,     /* of one launch; longer lists take more launches */
+    JOB_FEW = 3,        /* a launch of no more carries less, and starts sooner */
     JOB_BATCH = 64,     /* batch entries of one launch, when there are key ranges */
     JOB_ROWS = 1 << 30, /* at most so many rows in a progression */
 };
@@ -47,7 +48,6 @@ struct JobItem {
 };
 
 struct Job {
-    JobItem items[JOB_ITEMS];
     int32_t item_count;
     uint32_t tiles;
     int32_t head_dim, heads, rows_q;
@@ -62,6 +62,7 @@ struct Job {
     float keep_scale;
     uint64_t seed;
     int64_t key_begin[JOB_BATCH], key_end[JOB_BATCH];
+    JobItem items[JOB_ITEMS]; /* last, so that a kernel may be given fewer */
 };
 
 /* A tile, as the warps that compute it need it: what would take them chains of loads and products is worked out by the thread

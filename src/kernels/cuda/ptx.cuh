@@ -96,10 +96,6 @@ __device__ __forceinline__ void tma_load(void *shared, const CUtensorMap *map, u
                  : "memory");
 }
 
-__device__ __forceinline__ void tma_prefetch_map(const CUtensorMap *map) {
-    asm volatile("prefetch.tensormap [%0];" ::"l"(reinterpret_cast<uint64_t>(map)) : "memory");
-}
-
 /* Bytes (a multiple of 16) from shared to global memory; the thread's stores so far, as one group; waits for all of them. */
 __device__ __forceinline__ void bulk_store(void *global, const void *shared, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),

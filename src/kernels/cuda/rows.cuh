@@ -83,7 +83,7 @@ template <int R> __device__ __forceinline__ void scale_kept(const Job &job, floa
 
 /* One row of a tile by the definition, never touching a key outside its interval: for tiles in which a masked key holds a NaN
  * or an infinity, which a matrix product with a zero weight would let through. By a whole warp. */
-template <typename T> __device__ __noinline__ void recompute_row(const Job &job, const Work &work, int a) {
+template <typename T> __device__ __forceinline__ void recompute_row(const Job &job, const Work &work, int a) {
     const JobItem &item = job.items[work.item];
     const int lane = threadIdx.x & 31, dim = job.head_dim;
     const int64_t row = work.q_row + a * item.q.row_step;
@@ -145,6 +145,11 @@ template <typename T> __device__ __noinline__ void recompute_row(const Job &job,
             if (lane + 32 * i < dim) acc[lane + 32 * i] = acc[lane + 32 * i] * f.stored + o[i] * f.fresh;
         if (lane == 0) *state_m = m, *state_l = l;
     }
+}
+/* As many rows as there are of those from `first` on, up to `count`. A function of its own: it is hardly ever called. */
+template <typename T> __device__ __noinline__ void recompute_rows(const Job &job, const Work &work, int first, int count) {
+#pragma unroll 1
+    for (int a = first; a < min(first + count, job.items[work.item].q.count); a++) recompute_row<T>(job, work, a);
 }
 
 /* Lane q of a quad holds element q of groups 0 .. 3; afterwards it holds group q whole, in order. */

@@ -13,11 +13,24 @@ struct TmaPlace {
     int32_t at[3][INDEXES];
 };
 
+struct TmaItem {
+    CUtensorMap maps[3]; /* q, k, v */
+    TmaPlace places[3];
+};
+
 struct TmaJob {
-    CUtensorMap maps[JOB_ITEMS][3]; /* q, k, v */
-    TmaPlace places[JOB_ITEMS][3];
+    TmaItem items[JOB_ITEMS];
     Job job;
 };
+
+/* One of no more than JOB_FEW items: a launch takes longer to start the more it carries. */
+struct FewTmaJob {
+    alignas(Job) unsigned char job[offsetof(Job, items) + JOB_FEW * sizeof(JobItem)];
+    TmaItem items[JOB_FEW];
+};
+
+__device__ __forceinline__ const Job &job_of(const TmaJob &tma) { return tma.job; }
+__device__ __forceinline__ const Job &job_of(const FewTmaJob &tma) { return *reinterpret_cast<const Job *>(tma.job); }
 
 template <int D_, int N_, int WGS_, int STAGES_, bool DROPS_ = false> struct Shape {
     static constexpr bool DROPS = DROPS_; /* dropout */
@@ -124,8 +137,7 @@ template <class S> __device__ __forceinline__ Span find_span(const Job &job, con
 }
 
 /* Takes tiles and says what they are, at least one tile ahead of the consumers. By a whole warp. */
-template <class S> __device__ __forceinline__ void deal_tiles(const TmaJob &tma, Barriers<S> &bars) {
-    const Job &job = tma.job;
+template <class S> __device__ __forceinline__ void deal_tiles(const TmaItem *items, const Job &job, Barriers<S> &bars) {
     const int lane = threadIdx.x & 31;
     uint32_t tile = blockIdx.x; /* lane 0 knows it */
     if (job.done && lane == 0) tile = atomicAdd(job.counter, 1u);
@@ -147,7 +159,7 @@ template <class S> __device__ __forceinline__ void deal_tiles(const TmaJob &tma,
             const int l = afresh(lane);
             int at = 0;
 #pragma unroll
-            for (int i = 0; i < INDEXES; i++) at += tma.places[work.item][l / 3].at[l % 3][i] * work.at[i];
+            for (int i = 0; i < INDEXES; i++) at += items[work.item].places[l / 3].at[l % 3][i] * work.at[i];
             bars.place[slot][l / 3][l % 3] = at;
         }
         if (lane < S::WGS) bars.spans[slot][lane] = any ? find_span<S>(job, work, lane) : Span{-1, 0, 0, 0};
@@ -166,7 +178,7 @@ template <class S> __device__ __forceinline__ void deal_tiles(const TmaJob &tma,
 
 /* Loads what the tiles need, as far ahead as there is room. By one thread. */
 template <class S>
-__device__ __forceinline__ void load_tiles(const TmaJob &tma, unsigned char *q, unsigned char *k, unsigned char *v,
+__device__ __forceinline__ void load_tiles(const TmaItem *items, unsigned char *q, unsigned char *k, unsigned char *v,
                                            Barriers<S> &bars) {
     uint32_t turn = 0, q_turn = 0; /* k and v tiles, tiles with keys */
     for (uint32_t works = 0;; works++) {
@@ -176,7 +188,7 @@ __device__ __forceinline__ void load_tiles(const TmaJob &tma, unsigned char *q, 
         if (work.item < 0) return;
         int j = work.key_tiles - 1;
         if (j >= 0) {
-            const CUtensorMap *maps = tma.maps[work.item];
+            const CUtensorMap *maps = items[work.item].maps;
             const int32_t(*place)[3] = bars.place[slot];
             auto load = [&](unsigned char *to, uint64_t *full, uint64_t *empty, int t, uint32_t n, int c) {
                 const int stage = slot_of<S::STAGES>(n);
