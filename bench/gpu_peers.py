@@ -333,7 +333,7 @@ def goals(rows):
             if r["group"] == group and all(x in r["case"] for x in has) and not any(x in r["case"] for x in lacks)
         ]
         if part:
-            lines.append(f"| {text} | {least:.2f}x | {min(map(ratio, part)):.2f}x |")
+            lines.append(f"| {text} | {least:.2f}x | {min(map(ratio, part)):.3f}x |")
     return "\n".join(lines)
 
 
