@@ -137,6 +137,18 @@ class Forward(unittest.TestCase):
             rows = sorted(torch.randint(0, n, (48,)).tolist() + [0, n - 1])
             self.hold(q, k, v, desc, out, lse, rows)
 
+    @unittest.skipIf(SMALL or not HOPPER, "small run, or no Hopper GPU")
+    def test_blocks_of_every_shape_meet_the_bound_in_sampled_rows(self):
+        """Launches for which the host chooses each of the shapes that it has for a head dimension."""
+        shapes = ((64, 65536, 4, 512), (64, 16384, 12, 0), (128, 65536, 4, 512), (128, 2048, 16, 0), (128, 16384, 12, 0))
+        for d, n, h, w in shapes:
+            for causal in (False, True):
+                q, k, v = (draw(1, n, h, d, BF16) for _ in range(3))
+                desc = Desc(branches=[(w, 1)], causal=causal)
+                out, lse = self.forward(q, k, v, desc)
+                self.assertEqual(backend.path, "sm90a")
+                self.hold(q, k, v, desc, out, lse, sorted(torch.randint(0, n, (48,)).tolist() + [0, n - 1]))
+
     # ---------------------------------------------------------------------------------------------------------- masks
 
     def test_windows_ranges_and_unequal_lengths_meet_the_bound(self):
