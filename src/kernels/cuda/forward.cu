@@ -139,8 +139,13 @@ static const Variant *sm90_variant(const ra_forward_step *step, int processors) 
                                        : sm90_d256;
     if (step->problem->dropout > 0) return &ways[1];
     const Variant *best = &ways[0];
-    for (const Variant *other : {&sm90_d64_tall, &sm90_d128_fine, &sm90_d128_low})
-        if (other->dim == best->dim && time_of(step, *other, processors) < time_of(step, *best, processors)) best = other;
+    double least = -1; /* the time of best; not yet known, and not needed where there is no other */
+    for (const Variant *other : {&sm90_d64_tall, &sm90_d128_fine, &sm90_d128_low}) {
+        if (other->dim != best->dim) continue;
+        if (least < 0) least = time_of(step, *best, processors);
+        const double time = time_of(step, *other, processors);
+        if (time < least) best = other, least = time;
+    }
     return best;
 }
 

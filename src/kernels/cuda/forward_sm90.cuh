@@ -59,7 +59,7 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
         const Span span = bars.spans[slot_of<S::WORKS>(works)][seat_of(works)];
         int lo, hi;
         row_interval(job, work, min(work.row + warp_row(works) + (lane() & 15), work.rows - 1), &lo, &hi);
-        const int l = lane();
+        const int l = lane(); /* found only now: row_interval takes many registers */
         __syncwarp();
         if (l < 16) share.range[l] = make_int2(lo - span.key, hi - span.key);
         if (l == 16) share.span = span;
@@ -228,7 +228,7 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
 
         /* What does not need the last product is done beside it. */
         const uint32_t kept = share.works;
-        auto works = [&] { return S::TIGHT ? share.works : kept; };
+        auto works = [&] { return S::TIGHT ? share.works : kept; }; /* this tile's number, until it is closed */
         auto work = [&]() -> const Work & { return bars.work[slot_of<S::WORKS>(works())]; };
         auto row = [&] { return work().row + thread_row(works()); };
         const Span next = await_span(works() + 1), span = share.span;

@@ -23,11 +23,13 @@ struct TmaJob {
     Job job;
 };
 
-/* One of no more than JOB_FEW items: a launch takes longer to start the more it carries. */
+/* One of no more than JOB_FEW items, whose job ends behind them: a launch takes longer to start the more it carries. */
 struct FewTmaJob {
     alignas(Job) unsigned char job[offsetof(Job, items) + JOB_FEW * sizeof(JobItem)];
     TmaItem items[JOB_FEW];
 };
+
+static_assert(offsetof(Job, items) + JOB_ITEMS * sizeof(JobItem) == sizeof(Job), "items must come last");
 
 __device__ __forceinline__ const Job &job_of(const TmaJob &tma) { return tma.job; }
 __device__ __forceinline__ const Job &job_of(const FewTmaJob &tma) { return *reinterpret_cast<const Job *>(tma.job); }
@@ -57,12 +59,11 @@ struct alignas(16) Span {
     int key;          /* the first to compute */
 };
 
-/* A tile as a consumer warp sees it. */
+/* A tile as a consumer warp sees it, and how far the warp has come. */
 struct Share {
     Span span;
-    int2 range[16]; /* keys [x, y) of each of the warp's rows, counted from span.key */
-    /* What the warp counts, here rather than in registers, of which there are none to spare. */
-    uint32_t works, q_turn; /* tiles done, and those of them with keys */
+    int2 range[16];         /* keys [x, y) of each of the warp's rows, counted from span.key */
+    uint32_t works, q_turn; /* tiles done, and those of them with keys: there are no registers to spare for them */
 };
 
 template <class S> struct Barriers {
