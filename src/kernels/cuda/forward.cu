@@ -53,9 +53,8 @@ static EncodeTiled find_encoder() {
 
 /* ---------------------------------------------------------------------------------------------------------- tensor maps */
 
-/* Where the rows of q, and of k or v, lie for the batch entries from `batch` on. */
-static MapRows query_rows(const ra_forward_step *step, const JobItem &i, int64_t batch) {
-    const ra_tensor &q = step->q;
+/* Where the rows of q or out, and of k or v, lie for the batch entries from `batch` on. */
+static MapRows query_rows(const ra_tensor &q, const JobItem &i, int64_t batch) {
     const int64_t group = i.extent[INDEX_GROUP];
     char *data = static_cast<char *>(q.data) + 2 * (batch * q.batch + i.q.row * q.row + i.head_start * group * q.head);
     return {data,
@@ -69,16 +68,17 @@ static MapRows key_rows(const ra_tensor &t, const JobItem &i, int64_t batch) {
     return {data, i.k.count, i.k.row_step * t.row, {0, t.head, i.k.row_loop[1] * t.row, i.k.row_loop[0] * t.row, t.batch}};
 }
 
-/* The three maps of an item; false: TMA cannot walk its rows. */
+/* The maps of an item; false: TMA cannot walk its rows. */
 static bool map_item(const ra_forward_step *step, const Variant *variant, const JobItem &item, int64_t batch, TmaJob *tma,
                      int slot) {
-    const MapRows rows[3] = {query_rows(step, item, batch), key_rows(item.k_view, item, batch),
-                             key_rows(item.v_view, item, batch)};
-    for (int t = 0; t < 3; t++) {
+    const MapRows rows[TENSORS] = {query_rows(step->q, item, batch), key_rows(item.k_view, item, batch),
+                                   key_rows(item.v_view, item, batch), query_rows(step->out, item, batch)};
+    const int box_rows[TENSORS] = {64, variant->keys, variant->keys, 16};
+    for (int t = 0; t < (step->single ? TENSORS : TENSOR_OUT); t++) {
         int64_t dims[3], strides[3];
         if (!map_places(rows[t], item.extent, &tma->items[slot].places[t], dims, strides)) return false;
         if (encode_map(find_encoder(), &tma->items[slot].maps[t], step->problem->dtype, (int)step->problem->head_dim, rows[t],
-                       dims, strides, t == 0 ? 64 : variant->keys) != CUDA_SUCCESS)
+                       dims, strides, box_rows[t]) != CUDA_SUCCESS)
             return false;
     }
     return true;
@@ -140,7 +140,7 @@ static const Variant *sm90_variant(const ra_forward_step *step, int processors) 
     if (step->problem->dropout > 0) return &ways[1];
     const Variant *best = &ways[0];
     double least = -1; /* the time of best; not yet known, and not needed where there is no other */
-    for (const Variant *other : {&sm90_d64_tall, &sm90_d128_fine, &sm90_d128_low}) {
+    for (const Variant *other : {&sm90_d64_tall, &sm90_d128_low}) {
         if (other->dim != best->dim) continue;
         if (least < 0) least = time_of(step, *best, processors);
         const double time = time_of(step, *other, processors);
@@ -251,6 +251,9 @@ static ra_status run_batch(const ra_forward_step *step, const Way &way, const De
         const ra_item *item = &step->items[i];
         if (item->q.count == 0 || item->k.count == 0) continue;
         JobItem next = job_item(step->problem, item, batch, way.variant->rows);
+        /* The block that is not full comes first when causal, where it has the fewest keys. It lacks whole seats: TMA does not
+         * store a box that begins before the tensor and ends inside of it. */
+        if (way.tma && job->last_first) next.lead = ((int32_t)next.blocks * way.variant->rows - next.q.count) / 64 * 64;
         for (int j = 0; j < job->item_count && !step->single; j++)
             if (rows_touch(job->items[j], next)) next.after |= 1u << j;
         const bool apart = next.after && (!can_wait || job->tiles >> 28); /* warps are counted in 32 bits */

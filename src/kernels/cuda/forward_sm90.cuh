@@ -12,6 +12,10 @@
  * passed over. Weights are exp2(s*scale*log2 e - base): one fused multiply-add before the exponential. Finding the largest
  * score of each row would cost as much as the exponentials, and is hardly ever needed: see Softmax.
  *
+ * Between two tiles the tensor cores have little to do, so what a warp does there is kept short, and K and V are cut into
+ * small tiles and many stages: a warpgroup that is there may then be some key tiles ahead of the others, which compute.
+ * Wide results go to where the queries were, and from there to memory by TMA (Shape::THROUGH).
+ *
  *     shared memory: | q: QUERIES x WGS x panels x 64 rows | k: STAGES x panels x N rows | v: the same | barriers, works |
  *     (a panel is 64 columns: rows of 128 bytes)
  */
@@ -24,8 +28,8 @@
 namespace ra {
 
 template <typename T, class S>
-__device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsigned char *k, unsigned char *v,
-                                        Barriers<S> &bars) {
+__device__ __forceinline__ void consume(const TmaItem *items, const Job &job, unsigned char *q, unsigned char *k,
+                                        unsigned char *v, Barriers<S> &bars) {
     constexpr int D = S::D, N = S::N, STAGES = S::STAGES, QUERIES = S::QUERIES;
     const uint32_t k_desc = wgmma_descriptor(k, 0), v_desc = wgmma_descriptor(v, N * 128);
     const float scale_log2 = job.scale_log2;
@@ -65,9 +69,13 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
         if (l == 16) share.span = span;
         __syncwarp();
     };
-    auto close = [&](uint32_t works) {
+    /* hold: the memory of the queries becomes free only when the result that leaves through it has left. */
+    auto close = [&](uint32_t works, bool hold) {
         __syncwarp();
-        if (elected()) share.works = works + 1;
+        if (elected()) {
+            share.works = works + 1;
+            if (hold) share.held = slot_of<QUERIES>(share.q_turn++) * S::WGS + seat_of(works);
+        }
         __syncwarp();
         release(&bars.work_empty[slot_of<S::WORKS>(works)]);
     };
@@ -110,6 +118,17 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             Wgmma<T, D>::rs(o, p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3], stage + (i * 2048 >> 4));
         wgmma_commit();
     };
+    auto free_queries = [&] {
+        if constexpr (S::THROUGH) {
+            const int held = uniform(share.held); /* so that what follows is no branch for single lanes */
+            if (held < 0) return;
+            bulk_wait_read();
+            __syncwarp();
+            if (elected()) share.held = -1;
+            release(&bars.q_empty[0][held]);
+            __syncwarp();
+        }
+    };
     auto queries_now = [&] { return q + (slot_of<QUERIES>(share.q_turn) * S::WGS + seat_of(share.works)) * S::Q_BYTES; };
     auto query_desc = [&] { return uniform(wgmma_descriptor(queries_now(), 0)); };
     /* Tells the compiler that nothing of s is worth keeping. */
@@ -120,6 +139,7 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
     /* A tile without work for this warpgroup: what it asks of it is soon done. */
     auto dismiss = [&](uint32_t works) {
         const Work &work = bars.work[slot_of<S::WORKS>(works)];
+        free_queries();
         pass_over(share.span.above);
         if (share.span.above > 0) {
             await_queries();
@@ -127,7 +147,7 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
         }
         if (job.single) write_nothing<T>(job, work, lane(), work.row + warp_row(works));
         else if (job.done) tell_done(job, work.item);
-        close(works);
+        close(works, false);
     };
     /* From tile number share.works on to one with keys for this warpgroup. Returns how many; -1: no more tiles. */
     auto seek = [&] {
@@ -155,13 +175,13 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
         }
     };
 
-    if (elected()) share.works = share.q_turn = 0;
+    if (elected()) share.works = share.q_turn = 0, share.held = -1;
     __syncwarp();
     int left = seek();
 #pragma unroll 1
     for (;;) {
         left = uniform(left);
-        if (left < 0) return;
+        if (left < 0) return free_queries();
         forget();
         pass_over(share.span.above);
         await_queries();
@@ -185,6 +205,8 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
         softmax.raise(s, scale_log2, unused);
         softmax.weigh_anyway(s, scale_log2);
         convert(share.works, left);
+
+        free_queries();
 
         const uint32_t queries = query_desc();
         left = uniform(left); /* so that the loop's descriptors need no vector registers */
@@ -224,7 +246,8 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             convert(share.works, left);
         }
         weigh(turn);
-        release_queries();
+        const bool through = S::THROUGH && job.single;
+        if (!through) release_queries();
 
         /* What does not need the last product is done beside it. */
         const uint32_t kept = share.works;
@@ -241,7 +264,7 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
         }
         T *to = nullptr; /* where the thread's first row goes */
         if (job.single) {
-            to = out_row<T>(job, work(), row());
+            if (!S::THROUGH) to = out_row<T>(job, work(), row());
             write_lse(job, work(), lane(), softmax.base, softmax.l, row());
         }
         __syncwarp();
@@ -262,11 +285,23 @@ __device__ __forceinline__ void consume(const Job &job, unsigned char *q, unsign
             recompute_rows<T>(job, work(), work().row + warp_row(works()), 16);
         } else {
             if constexpr (S::DROPS) scale_kept(job, o);
-            if (job.single) write_rows<T, D, true>(job, work(), lane(), to, o, softmax.l, row());
+            if (through) {
+                unsigned char *rows = queries_now() + (thread() / 32 & 3) * (16 * 128);
+                stage_rows<T, D>(shared_address(rows), lane(), o, softmax.l);
+                fence_async_shared();
+                __syncwarp();
+                const int32_t(&place)[3] = bars.place[slot_of<S::WORKS>(works())][TENSOR_OUT];
+                const bool mine = elected();
+#pragma unroll
+                for (int i = 0; i < S::PANELS; i++)
+                    tma_store(mine, &items[work().item].maps[TENSOR_OUT], rows + i * (64 * 128), i * 64,
+                              work().row + warp_row(works()), place[0], place[1], place[2]);
+                bulk_commit();
+            } else if (job.single && !S::THROUGH) write_rows<T, D, true>(job, work(), lane(), to, o, softmax.l, row());
             else fold_rows<D, true>(job, work(), lane(), o, softmax.base, softmax.l, row());
         }
         if (job.done) tell_done(job, work().item);
-        close(works());
+        close(works(), through);
         if (left == 0) {
             dismiss(share.works);
             left = seek();
@@ -313,7 +348,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) forward_sm90(const __grid_const
             fill_holes<T>(job, blockIdx.x * 2 + threadIdx.x / 32 - 2, gridDim.x * 2, bars.zeros);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::CONSUMER_REGISTERS));
-        consume<T, S>(job, q, k, v, bars);
+        consume<T, S>(tma.items, job, q, k, v, bars);
     }
 }
 

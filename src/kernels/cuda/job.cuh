@@ -37,6 +37,7 @@ struct JobItem {
     int32_t head_start, head_step; /* KV heads */
     uint32_t branch;
     uint32_t after; /* earlier items of the job that may meet the same rows of the state, as bits */
+    int32_t lead;   /* the first block begins so many rows before the first query row */
     JobRows q, k;
     ra_tensor k_view, v_view;
     int32_t lo, hi;                       /* query row a attends to keys [a + lo, a + hi), unless sloped: */
@@ -69,7 +70,7 @@ struct Job {
  * that deals it. Query row a of the instance attends to the keys [lo, hi) of row_interval. */
 struct Work {
     int32_t item;      /* -1: no more work */
-    int32_t row, rows; /* first query row a, and how many there are in the instance */
+    int32_t row, rows; /* first query row a (perhaps before 0), and how many there are in the instance */
     int32_t key_first, key_tiles;
     int32_t key_begin, key_end; /* no row attends to keys beyond */
     int32_t lo, hi;             /* of JobItem */
@@ -125,6 +126,7 @@ __device__ __forceinline__ void find_work(const Job &job, uint32_t tile, int blo
     uint32_t width = min(section, item.instances - group * section);
     uint32_t number = tile / width, instance = group * section + (tile - number * width);
     if (job.last_first) number = item.blocks - 1 - number;
+    work->row = (int)number * block - item.lead;
 #pragma unroll 1
     for (int i = 0; i < INDEXES; i++) {
         uint32_t rest = instance / item.extent[i];
@@ -164,10 +166,9 @@ __device__ __forceinline__ void find_work(const Job &job, uint32_t tile, int blo
     work->key_end = end;
 
     /* lo and hi of a row never fall from row to row, so the block's ends bound all of its rows. */
-    const int first = (int)number * block, last = min(first + block, item.q.count) - 1;
+    const int first = static_cast<volatile const int32_t &>(work->row), last = min(first + block, item.q.count) - 1;
     int unused;
-    work->row = first;
-    row_interval(job, *work, first, &begin, &unused);
+    row_interval(job, *work, max(first, 0), &begin, &unused);
     row_interval(job, *work, last, &unused, &end);
     work->key_first = begin;
     work->key_tiles = end > begin ? (end - begin + keys - 1) / keys : 0;

@@ -57,8 +57,8 @@ struct Variant {
 
 /* Hopper: without and with dropout. */
 extern const Variant sm90_d64[2], sm90_d96[2], sm90_d128[2], sm90_d192[2], sm90_d256[2];
-/* Others without dropout: blocks of 256 rows instead of 192; key tiles of 64 instead of 80; blocks of 128 rows. */
-extern const Variant sm90_d64_tall, sm90_d128_fine, sm90_d128_low;
+/* Others without dropout: blocks of 256 rows instead of 192; of 128 rows. */
+extern const Variant sm90_d64_tall, sm90_d128_low;
 
 /* Ampere and later: for rows that start at multiples of 16 bytes, and for any. */
 extern const Variant sm80_d64[2], sm80_d128[2], sm80_d192[2], sm80_d256[2];

@@ -96,7 +96,18 @@ __device__ __forceinline__ void tma_load(void *shared, const CUtensorMap *map, u
                  : "memory");
 }
 
-/* Bytes (a multiple of 16) from shared to global memory; the thread's stores so far, as one group; waits for all of them. */
+/* The same way back, by threads that say `mine`: a branch would cost more. What lies outside the tensor is not written. */
+__device__ __forceinline__ void tma_store(bool mine, const CUtensorMap *map, const void *shared, int c0, int c1, int c2, int c3,
+                                          int c4) {
+    asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %7, 0;\n"
+                 "@p cp.async.bulk.tensor.5d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5, %6}], [%1];\n}" ::"l"(
+                     reinterpret_cast<uint64_t>(map)),
+                 "r"(shared_address(shared)), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "r"((int)mine)
+                 : "memory");
+}
+
+/* Bytes (a multiple of 16) from shared to global memory; the thread's stores so far, as one group; waits for all of them, or
+ * until they have read what they store. */
 __device__ __forceinline__ void bulk_store(void *global, const void *shared, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
                  "r"(shared_address(shared)), "r"(bytes)
@@ -104,6 +115,7 @@ __device__ __forceinline__ void bulk_store(void *global, const void *shared, uin
 }
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 /* What this thread wrote to shared memory is there for TMA and wgmma, too. */
 __device__ __forceinline__ void fence_async_shared() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
@@ -130,6 +142,12 @@ __device__ __forceinline__ void ldmatrix_4(uint32_t (&r)[4], const void *shared)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                  : "r"(shared_address(shared))
+                 : "memory");
+}
+
+__device__ __forceinline__ void stmatrix_4(uint32_t shared, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r0), "r"(r1), "r"(r2),
+                 "r"(r3)
                  : "memory");
 }
 

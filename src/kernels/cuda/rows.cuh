@@ -218,6 +218,19 @@ __device__ __forceinline__ void write_rows(const Job &job, const Work &work, int
     }
 }
 
+/* The same into shared memory, for TMA to take it from there: panels of 64 rows of 128 bytes, swizzled. `to`: the address of the
+ * warp's first row. */
+template <typename T, int D>
+__device__ __forceinline__ void stage_rows(uint32_t to, int lane, const float *o, const float (&l)[2]) {
+    const float inverse[2] = {l[0] == 0.f ? 0.f : __fdividef(1.f, l[0]), l[1] == 0.f ? 0.f : __fdividef(1.f, l[1])};
+    to += (lane & 15) * 128 + ((lane / 16 ^ (lane & 7)) << 4); /* lane l tells where row l % 16 begins in column group l / 16 */
+#pragma unroll
+    for (int g = 0; g < D / 8; g += 2) {
+        auto pair = [&](int i, int r) { return pack<T>(o[i * 4 + 2 * r] * inverse[r], o[i * 4 + 2 * r + 1] * inverse[r]); };
+        stmatrix_4((to ^ g % 8 << 4) + g / 8 * (64 * 128), pair(g, 0), pair(g, 1), pair(g + 1, 0), pair(g + 1, 1));
+    }
+}
+
 /* The same into the state: rows a0 and a0 + 8. Vectors: rows of acc start at multiples of 8 bytes. */
 template <int D, bool Vectors>
 __device__ __forceinline__ void fold_rows(const Job &job, const Work &work, int lane, const float *o, const float (&base)[2],
@@ -258,7 +271,7 @@ __device__ __forceinline__ void fold_rows(const Job &job, const Work &work, int 
 /* A warp's 16 rows from a0 on have no key: out = 0, lse = -inf. Rows of vectors. */
 template <typename T> __device__ __forceinline__ void write_nothing(const Job &job, const Work &work, int lane, int a0) {
 #pragma unroll 1
-    for (int a = a0; a < min(a0 + 16, work.rows); a++) {
+    for (int a = max(a0, 0); a < min(a0 + 16, work.rows); a++) {
         T *out = static_cast<T *>(job.out.data) + work.out + a * work.out_step;
         if (lane * 8 < job.head_dim) reinterpret_cast<uint4 *>(out)[lane] = make_uint4(0, 0, 0, 0);
         if (lane == 0 && job.lse.data) static_cast<float *>(job.lse.data)[work.lse + a * work.lse_step] = -INFINITY;

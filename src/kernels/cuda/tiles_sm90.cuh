@@ -8,14 +8,16 @@
 
 namespace ra {
 
+enum Tensor { TENSOR_Q, TENSOR_K, TENSOR_V, TENSOR_OUT, TENSORS };
+
 /* Where instance index i moves coordinate 2 + c of a tensor map: at[c][i] each. */
 struct TmaPlace {
     int32_t at[3][INDEXES];
 };
 
 struct TmaItem {
-    CUtensorMap maps[3]; /* q, k, v */
-    TmaPlace places[3];
+    CUtensorMap maps[TENSORS];
+    TmaPlace places[TENSORS];
 };
 
 struct TmaJob {
@@ -41,8 +43,11 @@ template <int D_, int N_, int WGS_, int STAGES_, bool DROPS_ = false> struct Sha
     static constexpr int Q_BYTES = PANELS * 64 * 128, KV_BYTES = PANELS * N * 128;
     /* Where there is room, the queries of the next block are fetched while those of this one are still in use. */
     static constexpr int QUERIES = 2 * WGS * Q_BYTES + 2 * STAGES * KV_BYTES <= 224 << 10 ? 2 : 1;
-    static constexpr int WORKS = QUERIES == 2 ? 4 : 2; /* tiles that are known at a time */
     static constexpr int SHARED = QUERIES * WGS * Q_BYTES + 2 * STAGES * KV_BYTES;
+    static constexpr int WORKS = QUERIES == 2 && SHARED <= 222 << 10 ? 4 : 2; /* tiles that are known at a time */
+    /* Results leave through the memory of their queries, by TMA: where nobody waits for that memory, and where it saves more
+     * than it takes (a row of one panel is soon written). */
+    static constexpr bool THROUGH = QUERIES == 2 && PANELS > 1;
     /* Together no more than the launch's own, 65536 / THREADS rounded down to 8 each: what is missing would be waited for for
      * ever. */
     static constexpr int PRODUCER_REGISTERS = WGS == 2 ? 40 : 32, CONSUMER_REGISTERS = WGS == 2 ? 232 : WGS == 3 ? 160 : 112;
@@ -64,6 +69,7 @@ struct Share {
     Span span;
     int2 range[16];         /* keys [x, y) of each of the warp's rows, counted from span.key */
     uint32_t works, q_turn; /* tiles done, and those of them with keys: there are no registers to spare for them */
+    int held;               /* queries whose memory the last result takes: which barrier tells that it is free; -1: none */
 };
 
 template <class S> struct Barriers {
@@ -75,7 +81,7 @@ template <class S> struct Barriers {
     Work work[S::WORKS];
     Span spans[S::WORKS][S::WGS]; /* of each work and seat */
     Share share[4 * S::WGS];
-    int32_t place[S::WORKS][3][3]; /* of each work, coordinates 2 .. 4 of q, k, v */
+    int32_t place[S::WORKS][TENSORS][3]; /* of each work and tensor, coordinates 2 .. 4 */
 };
 
 template <class S> constexpr int shared_bytes() {
@@ -132,7 +138,7 @@ template <class S> __device__ __forceinline__ Span find_span(const Job &job, con
     int lo, hi, unused;
     row_interval(job, work, first, &lo, &unused);
     row_interval(job, work, last, &unused, &hi);
-    if (first > last || hi <= lo) return {0, work.key_tiles, 0, work.key_first}; /* no row, or no key of any */
+    if (first < 0 || first > last || hi <= lo) return {0, work.key_tiles, 0, work.key_first}; /* no row, or no key of any */
     const int begin = (lo - work.key_first) / S::N, end = min(work.key_tiles, (hi - work.key_first + S::N - 1) / S::N);
     return {(end - begin) * S::N, work.key_tiles - end, begin, work.key_first + begin * S::N};
 }
@@ -156,7 +162,7 @@ template <class S> __device__ __forceinline__ void deal_tiles(const TmaItem *ite
             else work.item = -1;
         }
         __syncwarp();
-        if (any && lane < 9) { /* coordinate lane % 3 of tensor lane / 3 */
+        if (any && lane < 3 * TENSORS) { /* coordinate lane % 3 of tensor lane / 3 */
             const int l = afresh(lane);
             int at = 0;
 #pragma unroll
@@ -201,7 +207,7 @@ __device__ __forceinline__ void load_tiles(const TmaItem *items, unsigned char *
                              place[t][1], place[t][2]);
             };
             int key = work.key_first + j * S::N;
-            load(k, bars.k_full, bars.k_empty, 1, turn, key);
+            load(k, bars.k_full, bars.k_empty, TENSOR_K, turn, key);
             const int queries = slot_of<S::QUERIES>(q_turn);
 #pragma unroll 1
             for (int w = 0; w < S::WGS; w++) {
@@ -210,16 +216,16 @@ __device__ __forceinline__ void load_tiles(const TmaItem *items, unsigned char *
                 mbarrier_expect(full, S::Q_BYTES);
 #pragma unroll
                 for (int p = 0; p < S::PANELS; p++)
-                    tma_load(q + (queries * S::WGS + w) * S::Q_BYTES + p * (64 * 128), &maps[0], full, p * 64,
-                             work.row + w * 64, place[0][0], place[0][1], place[0][2]);
+                    tma_load(q + (queries * S::WGS + w) * S::Q_BYTES + p * (64 * 128), &maps[TENSOR_Q], full, p * 64,
+                             work.row + w * 64, place[TENSOR_Q][0], place[TENSOR_Q][1], place[TENSOR_Q][2]);
             }
             q_turn++;
 #pragma unroll 1
             for (; j > 0; j--, key -= S::N, turn++) {
-                load(k, bars.k_full, bars.k_empty, 1, turn + 1, key - S::N);
-                load(v, bars.v_full, bars.v_empty, 2, turn, key);
+                load(k, bars.k_full, bars.k_empty, TENSOR_K, turn + 1, key - S::N);
+                load(v, bars.v_full, bars.v_empty, TENSOR_V, turn, key);
             }
-            load(v, bars.v_full, bars.v_empty, 2, turn, key);
+            load(v, bars.v_full, bars.v_empty, TENSOR_V, turn, key);
             turn++;
         }
         mbarrier_arrive(&bars.work_empty[slot]);
