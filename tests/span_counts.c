@@ -1,7 +1,7 @@
 /* Spans and the closed-form counts over them, against loops. */
 #include "core/item.h"
+#include "core/span.h"
 #include "geometry/count.h"
-#include "geometry/span.h"
 #include "support.h"
 
 static ra_span random_span(test_rng *rng, int64_t max_step, int64_t max_count) {

@@ -22,6 +22,7 @@
 #define RA_CORE_ITEM_H
 
 #include "core/size.h"
+#include "core/span.h"
 #include "ringattn.h"
 
 #define RA_NO_LIMIT INT64_MAX /* of left and right */
@@ -40,9 +41,7 @@ typedef struct ra_item_loop {
 
 typedef struct ra_item {
     int64_t branch;
-    struct {
-        int64_t start, step, count;
-    } heads; /* KV heads */
+    ra_span heads; /* KV heads */
     ra_item_rows q, k;
     ra_item_loop loop[2];
     int64_t origin, rate;       /* the lattice place of key y, for dropout: floor((y - origin) / rate) */

@@ -2,7 +2,7 @@
 #ifndef RA_GEOMETRY_COUNT_H
 #define RA_GEOMETRY_COUNT_H
 
-#include "geometry/span.h"
+#include "core/span.h"
 
 /* Pairs (x, y), x of queries, y of keys, with x - left <= y <= x + right (RA_NO_LIMIT: no bound). */
 int64_t ra_count_pairs(ra_span queries, ra_span keys, int64_t left, int64_t right);

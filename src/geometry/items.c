@@ -73,10 +73,7 @@ int64_t ra_items(const ra_route *route, const ra_piece *piece, const ra_part *ta
     const ra_part *source = &ring->sources[piece->source];
     const ra_class *class = &route->rings.classes[ring->class_index];
     int64_t moved = piece->first_repeat * ring->shift;
-    ra_item item = {.branch = class->branch, .origin = ring->origin + moved, .rate = class->rate};
-    item.heads.start = class->heads.start;
-    item.heads.step = class->heads.step;
-    item.heads.count = class->heads.count;
+    ra_item item = {.branch = class->branch, .heads = class->heads, .origin = ring->origin + moved, .rate = class->rate};
     item.q = target->rows;
     item.q.row += piece->first_repeat * target->row_shift;
     item.q.pos += moved;

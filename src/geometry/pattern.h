@@ -2,8 +2,8 @@
 #ifndef RA_GEOMETRY_PATTERN_H
 #define RA_GEOMETRY_PATTERN_H
 
+#include "core/span.h"
 #include "geometry/config.h"
-#include "geometry/span.h"
 
 /* KV heads that share one lattice: of each segment of length `segment` (0: everything), the positions t = offset (mod rate),
  * or, with `residue`, a lattice for each residue. */

@@ -2,8 +2,8 @@
 #ifndef RA_GEOMETRY_SHARD_H
 #define RA_GEOMETRY_SHARD_H
 
+#include "core/span.h"
 #include "geometry/config.h"
-#include "geometry/span.h"
 
 typedef struct ra_run {
     int32_t rank;

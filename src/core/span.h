@@ -2,8 +2,8 @@
  *
  * Closed under intersection and clipping; a mask between two spans is a linear inequality. Values stay within +-2^62, which
  * ra_config_create guarantees by bounding every size to 2^40. */
-#ifndef RA_GEOMETRY_SPAN_H
-#define RA_GEOMETRY_SPAN_H
+#ifndef RA_CORE_SPAN_H
+#define RA_CORE_SPAN_H
 
 #include <stdint.h>
 

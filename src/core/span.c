@@ -1,4 +1,4 @@
-#include "geometry/span.h"
+#include "core/span.h"
 
 #include "core/size.h"
 
