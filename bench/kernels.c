@@ -99,13 +99,14 @@ static void run(const ra_kernel *kernel, ra_workers *workers, const bench_case *
                                  .dq_acc = ra_tensor_bnhd(dq, c->n, c->heads, c->dim),
                                  .scratch = scratch};
     double best[2] = {1e30, 1e30};
-    ra_rows_fill(&problem, workers, true, forward.out, forward.lse, forward.out, forward.lse, forward.lse);
+    ra_rows_fill(&problem, workers, &(ra_used_rows){0}, true, forward.out, forward.lse, forward.out, forward.lse, forward.lse);
     for (double start = now(), t; now() - start < budget();) {
         t = now();
         kernel->forward(&forward);
         best[0] = fmin(best[0], now() - t);
     }
-    ra_rows_delta(&problem, workers, backward.dout, forward.out, (ra_tensor){0}, backward.delta, problem.rows_q, problem.heads);
+    ra_rows_delta(&problem, workers, &(ra_used_rows){0}, backward.dout, forward.out, (ra_tensor){0}, backward.delta,
+                  problem.rows_q, problem.heads);
     for (double start = now(), t; now() - start < budget();) {
         t = now();
         kernel->backward(&backward);

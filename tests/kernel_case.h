@@ -548,8 +548,9 @@ static inline void case_forward(kernel_case *c, const ra_kernel *kernel, ra_work
     guarded *outputs[] = {&c->out, &c->lse, &c->acc, &c->m, &c->l};
     for (int i = 0; i < 5; i++) guarded_keep(outputs[i]);
     const ra_tensor none = {0};
-    ra_rows_fill(&c->problem, workers, c->single, c->out.tensor, want_lse ? c->lse.tensor : none, c->acc.tensor, c->m.tensor,
-                 c->l.tensor);
+    const ra_used_rows every = {0};
+    ra_rows_fill(&c->problem, workers, &every, c->single, c->out.tensor, want_lse ? c->lse.tensor : none, c->acc.tensor,
+                 c->m.tensor, c->l.tensor);
     const int64_t bytes = kernel->forward_scratch(&c->problem, ra_workers_count(workers));
     int64_t polls = 0;
     ra_forward_step step = {.problem = &c->problem,
@@ -569,7 +570,8 @@ static inline void case_forward(kernel_case *c, const ra_kernel *kernel, ra_work
     guarded_keep(&c->q);
     assert_int_equal(kernel->forward(&step), RA_OK);
     guarded_check(&c->q, true);
-    if (!c->single) ra_rows_finish(&c->problem, workers, c->acc.tensor, c->m.tensor, c->l.tensor, c->out.tensor, step.lse);
+    if (!c->single)
+        ra_rows_finish(&c->problem, workers, &every, c->acc.tensor, c->m.tensor, c->l.tensor, c->out.tensor, step.lse);
     scratch_free(step.scratch, bytes);
     for (int64_t b = 0; b < c->problem.batch; b++)
         for (int64_t row = 0; row < c->problem.rows_q; row++)

@@ -35,14 +35,16 @@ for file in "$source_dir"/src/core/*.c "$source_dir"/src/kernels/table.c "$sourc
     esac
     "$compiler" "${flags[@]}" "${isa[@]}" -c "$file" -o "$work/$(basename "$file").o"
 done
-for test in kernel_step kernel_table; do
+for test in kernel_step kernel_table kernel_rows; do
     "$compiler" "${flags[@]}" "$source_dir/tests/$test.c" "$work"/*.o -o "$work/$test" -lm -lpthread
 done
 
 run() { # cpu kernel
     echo "== -cpu $1: expects $2"
     RA_TEST_BEST=$2 qemu-x86_64 "${root[@]}" -cpu "$1" "$work/kernel_table" 2>"$work/log" || { cat "$work/log"; exit 1; }
-    RA_TEST_SHARE=60 qemu-x86_64 "${root[@]}" -cpu "$1" "$work/kernel_step" 2>"$work/log" || { cat "$work/log"; exit 1; }
+    for test in kernel_step kernel_rows; do
+        RA_TEST_SHARE=60 qemu-x86_64 "${root[@]}" -cpu "$1" "$work/$test" 2>"$work/log" || { cat "$work/log"; exit 1; }
+    done
 }
 run Nehalem scalar
 run Haswell avx2

@@ -317,8 +317,8 @@ static void gradients_are_the_slopes_of_forward(void **state) {
         guarded dlse_tensor =
             guarded_new(&(rng){.seed = seed}, RA_F64, c->problem.batch, c->problem.rows_q, c->problem.heads, 0);
         for (int64_t i = 0; i < dlse_tensor.elements; i++) set_element(dlse_tensor.tensor.data, RA_F64, i, dlse);
-        ra_rows_delta(&c->problem, workers, c->dout.tensor, c->out.tensor, dlse_tensor.tensor, c->delta.tensor,
-                      c->problem.rows_q, c->problem.heads);
+        ra_rows_delta(&c->problem, workers, &(ra_used_rows){0}, c->dout.tensor, c->out.tensor, dlse_tensor.tensor,
+                      c->delta.tensor, c->problem.rows_q, c->problem.heads);
         case_backward(c, scalar, workers);
         rng r = {.seed = seed};
         guarded *input[3] = {&c->q, &c->k[0], &c->v[0]}, *gradient[3] = {&c->dq, &c->dk[0], &c->dv[0]};

@@ -61,6 +61,18 @@ typedef struct ra_problem {
     uint64_t seed;
 } ra_problem;
 
+/* Rows of a tensor and heads (queries: query heads, keys: KV heads): every row with every head. */
+typedef struct ra_used {
+    ra_span rows, heads;
+} ra_used;
+
+/* The rows of a tensor that take part in anything, where many others do not; count 0: every row is taken for one of them. Sets
+ * may overlap. */
+typedef struct ra_used_rows {
+    ra_used *sets;
+    int64_t count;
+} ra_used_rows;
+
 /* The keys c in [*begin, *end) that a query at x attends to among kpos + c*kstep, c < count, in batch entry b. */
 static inline void ra_key_interval(const ra_problem *p, int64_t b, int64_t x, int64_t kpos, int64_t kstep, int64_t count,
                                    int64_t *begin, int64_t *end) {

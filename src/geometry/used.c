@@ -32,11 +32,3 @@ int64_t ra_used_sets(const ra_route *route, int rank, bool queries, ra_used *set
     }
     return count;
 }
-
-ra_tensor ra_part_of_tensor(ra_tensor tensor, int64_t size, ra_span rows, ra_span heads) {
-    int64_t first = rows.start * tensor.row + heads.start * tensor.head;
-    tensor.data = tensor.data ? (char *)tensor.data + first * size : NULL;
-    tensor.row *= rows.step;
-    tensor.head *= heads.step;
-    return tensor;
-}

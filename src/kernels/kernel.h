@@ -22,6 +22,7 @@ typedef struct ra_forward_step {
     bool single;
     ra_tensor q, out, lse; /* lse.data may be NULL only when single */
     ra_tensor acc, m, l;   /* f32 (f64); unused when single */
+    ra_used_rows used;     /* items meet no others; fill and finish may rest on it */
     void *stream;
     ra_workers *workers;
     void *scratch;           /* scratch_bytes of the kernel, 64-byte aligned */

@@ -1,26 +1,27 @@
-/* What happens to rows before the first step and after the last, on the CPU. All run over this rank's rows on all workers. */
+/* What happens to rows before the first step and after the last, on the CPU. All run over this rank's rows on all workers. Only
+ * used rows take part: results have 0 and -inf in the others, and everything else may hold anything there. */
 #ifndef RA_KERNELS_ROWS_H
 #define RA_KERNELS_ROWS_H
 
 #include "core/item.h"
 #include "core/workers.h"
 
-/* Rows without any key, before the first step. single: out = 0, lse = -inf (lse.data may be NULL). Else the empty state: acc =
- * 0, m = -inf, l = 0. */
-void ra_rows_fill(const ra_problem *problem, ra_workers *workers, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc,
-                  ra_tensor m, ra_tensor l);
+/* Before the first step. single: out = 0, lse = -inf (lse.data may be NULL), used or not, for rows that no item meets. Else the
+ * empty state: acc = 0, m = -inf, l = 0. */
+void ra_rows_fill(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, bool single, ra_tensor out,
+                  ra_tensor lse, ra_tensor acc, ra_tensor m, ra_tensor l);
 /* After the last step: out = acc / l, lse = m + log l; an empty state gives 0 and -inf. acc may be out (f32, f64), m may be
  * lse; lse.data may be NULL. */
-void ra_rows_finish(const ra_problem *problem, ra_workers *workers, ra_tensor acc, ra_tensor m, ra_tensor l, ra_tensor out,
-                    ra_tensor lse);
-/* The passes below take tensors of rows x heads, which may be parts of others. */
-
-/* Zeros; size: bytes of an element. */
-void ra_rows_zero(const ra_problem *problem, ra_workers *workers, ra_tensor tensor, int64_t size, int64_t rows, int64_t heads);
+void ra_rows_finish(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor acc, ra_tensor m,
+                    ra_tensor l, ra_tensor out, ra_tensor lse);
+/* Zeros, in used rows alone; size: bytes of an element. */
+void ra_rows_zero(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor tensor, int64_t size,
+                  int64_t rows, int64_t heads);
 /* Before backward: delta = rowsum(dout * out) - dlse; dlse.data may be NULL. */
-void ra_rows_delta(const ra_problem *problem, ra_workers *workers, ra_tensor dout, ra_tensor out, ra_tensor dlse,
-                   ra_tensor delta, int64_t rows, int64_t heads);
+void ra_rows_delta(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor dout, ra_tensor out,
+                   ra_tensor dlse, ra_tensor delta, int64_t rows, int64_t heads);
 /* dst (the problem's dtype) from src (f32, f64): the gradients after the last step. */
-void ra_rows_convert(const ra_problem *problem, ra_workers *workers, ra_tensor dst, ra_tensor src, int64_t rows, int64_t heads);
+void ra_rows_convert(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor dst, ra_tensor src,
+                     int64_t rows, int64_t heads);
 
 #endif

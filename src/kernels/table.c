@@ -64,12 +64,12 @@ static const char *bf16_only(const ra_problem *problem) { return problem->dtype 
     };
 
 static ra_status fill_rows(const ra_forward_step *s) {
-    ra_rows_fill(s->problem, s->workers, s->single, s->out, s->lse, s->acc, s->m, s->l);
+    ra_rows_fill(s->problem, s->workers, &s->used, s->single, s->out, s->lse, s->acc, s->m, s->l);
     return RA_OK;
 }
 
 static ra_status finish_rows(const ra_forward_step *s) {
-    ra_rows_finish(s->problem, s->workers, s->acc, s->m, s->l, s->out, s->lse);
+    ra_rows_finish(s->problem, s->workers, &s->used, s->acc, s->m, s->l, s->out, s->lse);
     return RA_OK;
 }
 

@@ -89,12 +89,16 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
                                   .acc = acc ? ra_tensor_bnhd(acc, view->rows_q, c->heads, c->head_dim) : args->out,
                                   .m = ra_tensor_lse(m, view->rows_q, c->heads),
                                   .l = ra_tensor_lse(l, view->rows_q, c->heads),
+                                  .used = view->used_q,
                                   .stream = args->stream,
                                   .workers = workers,
                                   .scratch = ra_call_carve(&pass.call, &cursor, w->scratch),
                                   .poll = plan->comm->ranks > 1 ? ra_call_poll : NULL, /* alone: larger tiles */
                                   .poll_arg = &pass.call};
-    if (w->state) state_in_message(c, view->rows_q, pass.state[0], &pass.step);
+    if (w->state) { /* of all rows: it travels whole */
+        state_in_message(c, view->rows_q, pass.state[0], &pass.step);
+        pass.step.used.count = 0;
+    }
     ra_call_items_local(&pass.call, &pass.home);
     ra_status status = plan->kernel->fill(&pass.step);
     if (status == RA_OK)
@@ -129,41 +133,12 @@ static gradient gradient_of(const ra_plan *plan, ra_tensor result, char *workspa
 }
 
 static void start_sums(const ra_plan *plan, const gradient *g) {
-    const int64_t size = ra_state_size(plan->config.dtype);
-    ra_workers *workers = plan->comm->workers;
-    if (g->used.count == 0) ra_rows_zero(&plan->problem, workers, g->sums, size, g->rows, g->heads);
-    for (int64_t i = 0; i < g->used.count; i++) {
-        const ra_used *set = &g->used.sets[i];
-        ra_rows_zero(&plan->problem, workers, ra_part_of_tensor(g->sums, size, set->rows, set->heads), size, set->rows.count,
-                     set->heads.count);
-    }
+    ra_rows_zero(&plan->problem, plan->comm->workers, &g->used, g->sums, ra_state_size(plan->config.dtype), g->rows, g->heads);
 }
 
 static void take_sums(const ra_plan *plan, const gradient *g) {
-    const int64_t size = (int64_t)ra_dtype_size(plan->config.dtype), state = ra_state_size(plan->config.dtype);
-    ra_workers *workers = plan->comm->workers;
     if (g->sums.data == g->result.data) return;
-    if (g->used.count == 0) ra_rows_convert(&plan->problem, workers, g->result, g->sums, g->rows, g->heads);
-    else ra_rows_zero(&plan->problem, workers, g->result, size, g->rows, g->heads);
-    for (int64_t i = 0; i < g->used.count; i++) {
-        const ra_used *set = &g->used.sets[i];
-        ra_rows_convert(&plan->problem, workers, ra_part_of_tensor(g->result, size, set->rows, set->heads),
-                        ra_part_of_tensor(g->sums, state, set->rows, set->heads), set->rows.count, set->heads.count);
-    }
-}
-
-static void find_delta(const ra_plan *plan, const ra_backward_args *args, ra_tensor delta) {
-    const int64_t size = (int64_t)ra_dtype_size(plan->config.dtype), state = ra_state_size(plan->config.dtype);
-    const ra_used_rows *used = &plan->view.used_q;
-    ra_workers *workers = plan->comm->workers;
-    if (used->count == 0)
-        ra_rows_delta(&plan->problem, workers, args->dout, args->out, args->dlse, delta, plan->view.rows_q, plan->config.heads);
-    for (int64_t i = 0; i < used->count; i++) {
-        const ra_span rows = used->sets[i].rows, heads = used->sets[i].heads;
-        ra_rows_delta(&plan->problem, workers, ra_part_of_tensor(args->dout, size, rows, heads),
-                      ra_part_of_tensor(args->out, size, rows, heads), ra_part_of_tensor(args->dlse, state, rows, heads),
-                      ra_part_of_tensor(delta, state, rows, heads), rows.count, heads.count);
-    }
+    ra_rows_convert(&plan->problem, plan->comm->workers, &g->used, g->result, g->sums, g->rows, g->heads);
 }
 
 ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
@@ -201,7 +176,8 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
                                    .poll_arg = &pass.call};
     const gradient *gradients[] = {&dq, &dk, &dv};
     for (int i = 0; i < 3; i++) start_sums(plan, gradients[i]);
-    find_delta(plan, args, delta);
+    ra_rows_delta(&plan->problem, workers, &plan->view.used_q, args->dout, args->out, args->dlse, delta, plan->view.rows_q,
+                  c->heads);
     ra_call_items_local(&pass.call, &pass.home);
     ra_status status = w->state                               ? ra_merge_backward(&pass)
                        : plan->schedule == RA_SCHEDULE_GATHER ? ra_gather_backward(&pass)

@@ -7,12 +7,6 @@
 #include "ring/comm.h"
 #include "ring/messages.h"
 
-/* The rows that take part in anything, where many others do not; count 0: every row is taken for one of them. */
-typedef struct ra_used_rows {
-    ra_used *sets;
-    int64_t count;
-} ra_used_rows;
-
 /* What one rank does, for any rank of any group: the route seen from the rank. */
 typedef struct ra_view {
     int rank, ranks;

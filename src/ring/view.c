@@ -28,7 +28,7 @@ static bool meets_once(const ra_route *route, int rank) {
     return true;
 }
 
-/* Each set costs a run of all workers, and rows left out still get their zeros, for about a fifth of what the others cost. */
+/* Every block of rows looks through all sets: not worth it where they are many, or leave few rows out. */
 static bool find_used(ra_arena *arena, const ra_route *route, int rank, bool queries, int64_t all, ra_used_rows *used) {
     enum { MOST = 32 };
     *used = (ra_used_rows){.sets = ra_arena_take(arena, MOST, sizeof(ra_used))};

@@ -4,15 +4,33 @@
 #include <string.h>
 
 #include "core/dtype.h"
+#include "core/stream.h"
+
+enum {
+    TASK = 65536,       /* elements, about */
+    BLOCK = 16384,      /* bytes of a block with gaps, at most: the first cache holds it */
+    STREAMED = 1 << 20, /* bytes of a tensor with gaps; a smaller one is better off in the second cache, near its reader */
+};
+
+/* Rows and heads of a batch entry. */
+typedef struct block {
+    int64_t batch, row, rows, head, heads;
+} block;
 
 typedef struct rows_job {
     const ra_problem *problem;
-    ra_tensor a, b, c, d, e; /* what each function makes of them is said there */
-    int64_t rows, heads, chunk;
-    int64_t size;  /* of an element of a, where it is zeroed */
-    int64_t piece; /* elements that lie together in the tensors that `elements` handles: of a head, of a row, or of all rows */
-    void (*elements)(const struct rows_job *job, int64_t batch, int64_t row, int64_t head, int64_t count); /* NULL: nothing */
-    void (*each)(const struct rows_job *job, int64_t batch, int64_t head, int64_t begin, int64_t end); /* rows; NULL: nothing */
+    ra_tensor a, b, c;   /* what each function makes of them is said there */
+    ra_tensor out, lse;  /* results: rows that are not used, the gaps, have 0 and -inf in them. data may be NULL */
+    int64_t size;        /* of an element of a */
+    int64_t rows, heads; /* of all tensors */
+    void (*each)(const struct rows_job *job, const block *b);
+    /* the rest by `run` */
+    ra_used all;
+    const ra_used *sets; /* used rows */
+    int64_t count;
+    int64_t chunk;                   /* rows of a task */
+    int64_t block_rows, block_heads; /* of a block: a task, or where there are gaps some of it that lies together in out */
+    bool gaps, streamed;
 } rows_job;
 
 static int64_t at(const ra_tensor *t, int64_t batch, int64_t row, int64_t head) {
@@ -23,30 +41,57 @@ static void *element(const ra_tensor *t, int64_t size, int64_t batch, int64_t ro
     return (char *)t->data + at(t, batch, row, head) * size;
 }
 
+static int64_t out_size(const rows_job *job) { return (int64_t)ra_dtype_size(job->problem->dtype); }
+
+static bool heads_together(const rows_job *job, const ra_tensor *t) {
+    return job->heads == 1 || t->head == job->problem->head_dim;
+}
+
+/* Calls `piece` for the used rows of a block: `count` elements from a row and head on, which lie together in t and in u. Where
+ * these are NULL a piece is a head of a row. */
+static void for_used(const rows_job *job, const block *b, const ra_tensor *t, const ra_tensor *u,
+                     void (*piece)(const rows_job *job, const block *b, int64_t row, int64_t head, int64_t count, void *arg),
+                     void *arg) {
+    const int64_t dim = job->problem->head_dim;
+    for (const ra_used *set = job->sets; set < job->sets + job->count; set++) {
+        const ra_span rows = ra_span_clip(set->rows, b->row, b->row + b->rows);
+        const ra_span heads = ra_span_clip(set->heads, b->head, b->head + b->heads);
+        const bool join_heads = t && heads.step == 1 && heads_together(job, t) && heads_together(job, u);
+        const int64_t some_heads = join_heads ? heads.count : 1, step = some_heads * dim;
+        const int64_t some_rows = t && t->row * rows.step == step && u->row * rows.step == step ? rows.count : 1;
+        for (int64_t i = 0; i < rows.count; i += some_rows)
+            for (int64_t h = 0; h < heads.count; h += some_heads)
+                piece(job, b, rows.start + i * rows.step, heads.start + h * heads.step, some_rows * step, arg);
+    }
+}
+
 static void rows_task(void *arg, int64_t index, int worker) {
     (void)worker;
     const rows_job *job = arg;
-    const int64_t chunks = ra_ceil_div(job->rows, job->chunk), dim = job->problem->head_dim;
+    const int64_t chunks = ra_ceil_div(job->rows, job->chunk);
     const int64_t batch = index / chunks, begin = index % chunks * job->chunk, end = ra_min(begin + job->chunk, job->rows);
-    if (job->elements) {
-        const int64_t rows = ra_max(1, job->piece / (job->heads * dim)), heads = ra_min(job->heads, job->piece / dim);
-        for (int64_t row = begin; row < end; row += rows)
-            for (int64_t head = 0; head < job->heads; head += heads)
-                job->elements(job, batch, row, head, ra_min(rows, end - row) * heads * dim);
-    }
-    for (int64_t head = 0; job->each && head < job->heads; head++) job->each(job, batch, head, begin, end);
+    for (int64_t row = begin; row < end; row += job->block_rows)
+        for (int64_t head = 0; head < job->heads; head += job->block_heads)
+            job->each(job, &(block){batch, row, ra_min(job->block_rows, end - row), head,
+                                    ra_min(job->block_heads, job->heads - head)});
+    if (job->streamed) ra_stream_end();
 }
 
-/* Elements of a tensor that lie together: a head's, a row's, or all. */
-static int64_t piece_of(const rows_job *job, const ra_tensor *t) {
+/* Tasks have whole rows. */
+static void run(rows_job *job, ra_workers *workers, const ra_used_rows *used) {
     const int64_t dim = job->problem->head_dim, row = job->heads * dim;
-    if (job->heads > 1 && t->head != dim) return dim;
-    return job->rows > 1 && t->row != row ? row : job->rows * row;
-}
-
-/* Tasks of about 64 Ki elements, each of whole rows. */
-static void run(rows_job *job, ra_workers *workers) {
-    job->chunk = ra_max(1, 65536 / ra_max(1, job->heads * job->problem->head_dim));
+    job->all = (ra_used){{0, 1, job->rows}, {0, 1, job->heads}};
+    job->sets = used->count > 0 ? used->sets : &job->all;
+    job->count = ra_max(1, used->count);
+    job->chunk = job->block_rows = ra_max(1, TASK / ra_max(1, row));
+    job->block_heads = ra_max(1, job->heads);
+    job->gaps = used->count > 0 && job->out.data;
+    if (job->gaps) {
+        const int64_t most = BLOCK / out_size(job);
+        job->block_heads = heads_together(job, &job->out) ? ra_min(job->heads, most / dim) : 1;
+        job->block_rows = job->out.row == job->block_heads * dim ? most / (job->block_heads * dim) : 1;
+        job->streamed = job->problem->batch * job->rows * row * out_size(job) >= STREAMED;
+    }
     ra_workers_run(workers, job->problem->batch * ra_ceil_div(job->rows, job->chunk), rows_task, job, NULL, NULL);
 }
 
@@ -61,49 +106,91 @@ static double load(const ra_tensor *t, ra_dtype dtype, int64_t batch, int64_t ro
     return dtype == RA_F64 ? ((const double *)t->data)[i] : (double)((const float *)t->data)[i];
 }
 
+/* ----------------------------------------------------------------------------------------------------------- gaps */
+
+static int64_t place_in_block(const block *b, int64_t row, int64_t head) { return (row - b->row) * b->heads + head - b->head; }
+
+static void mark(const rows_job *job, const block *b, int64_t row, int64_t head, int64_t count, void *used) {
+    memset((char *)used + place_in_block(b, row, head), 1, (size_t)(count / job->problem->head_dim));
+}
+
+/* used[place_in_block]: 0 or 1 */
+static void find_used(const rows_job *job, const block *b, char used[BLOCK / 2]) {
+    memset(used, 0, (size_t)(b->rows * b->heads));
+    for_used(job, b, &job->out, &job->out, mark, used);
+}
+
+/* Used rows are left alone: they hold results, or wait for them in the caches. */
+static void fill_gaps(const rows_job *job, const block *b, const char used[BLOCK / 2]) {
+    const int64_t all = b->rows * b->heads, bytes = job->problem->head_dim * out_size(job);
+    char *out = element(&job->out, out_size(job), b->batch, b->row, b->head);
+    for (int64_t begin = 0, end; begin < all; begin = end + 1) {
+        const char *next = memchr(used + begin, 1, (size_t)(all - begin));
+        end = next ? next - used : all;
+        if (job->streamed) ra_stream(out + begin * bytes, NULL, (end - begin) * bytes);
+        else memset(out + begin * bytes, 0, (size_t)((end - begin) * bytes));
+    }
+    for (int64_t i = 0; job->lse.data && i < b->rows; i++)
+        for (int64_t h = 0; h < b->heads; h++)
+            if (!used[i * b->heads + h]) store(&job->lse, job->problem->dtype, b->batch, b->row + i, b->head + h, -INFINITY);
+}
+
 /* ----------------------------------------------------------------------------------------------------------- fill */
 
 /* a: out or acc, b: lse or m, c: l */
-static void zero(const rows_job *job, int64_t batch, int64_t row, int64_t head, int64_t count) {
-    memset(element(&job->a, job->size, batch, row, head), 0, (size_t)(count * job->size));
+static void zero(const rows_job *job, const block *b, int64_t row, int64_t head, int64_t count, void *arg) {
+    (void)arg;
+    memset(element(&job->a, job->size, b->batch, row, head), 0, (size_t)(count * job->size));
 }
-static void fill_rows(const rows_job *job, int64_t batch, int64_t head, int64_t begin, int64_t end) {
-    const ra_dtype dtype = job->problem->dtype;
-    for (int64_t row = begin; job->b.data && row < end; row++) store(&job->b, dtype, batch, row, head, -INFINITY);
-    for (int64_t row = begin; job->c.data && row < end; row++) store(&job->c, dtype, batch, row, head, 0);
+static void zero_block(const rows_job *job, const block *b) { for_used(job, b, &job->a, &job->a, zero, NULL); }
+
+static void empty_row(const rows_job *job, const block *b, int64_t row, int64_t head, int64_t count, void *arg) {
+    (void)count, (void)arg;
+    if (job->b.data) store(&job->b, job->problem->dtype, b->batch, row, head, -INFINITY);
+    if (job->c.data) store(&job->c, job->problem->dtype, b->batch, row, head, 0);
+}
+static void fill_block(const rows_job *job, const block *b) {
+    zero_block(job, b);
+    for_used(job, b, NULL, NULL, empty_row, NULL);
+    if (!job->gaps) return;
+    char used[BLOCK / 2];
+    find_used(job, b, used);
+    fill_gaps(job, b, used);
 }
 
-void ra_rows_fill(const ra_problem *problem, ra_workers *workers, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc,
-                  ra_tensor m, ra_tensor l) {
+void ra_rows_fill(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, bool single, ra_tensor out,
+                  ra_tensor lse, ra_tensor acc, ra_tensor m, ra_tensor l) {
+    const ra_tensor none = {0};
     rows_job job = {.problem = problem,
                     .a = single ? out : acc,
                     .b = single ? lse : m,
-                    .c = single ? (ra_tensor){0} : l,
+                    .c = single ? none : l,
+                    .out = single ? out : none,
+                    .lse = single ? lse : none,
                     .rows = problem->rows_q,
                     .heads = problem->heads,
                     .size = single ? (int64_t)ra_dtype_size(problem->dtype) : ra_state_size(problem->dtype),
-                    .elements = zero,
-                    .each = fill_rows};
-    job.piece = piece_of(&job, &job.a);
-    run(&job, workers);
+                    .each = fill_block};
+    run(&job, workers, used);
 }
 
-void ra_rows_zero(const ra_problem *problem, ra_workers *workers, ra_tensor tensor, int64_t size, int64_t rows, int64_t heads) {
-    rows_job job = {.problem = problem, .a = tensor, .rows = rows, .heads = heads, .size = size, .elements = zero};
-    job.piece = piece_of(&job, &tensor);
-    run(&job, workers);
+void ra_rows_zero(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor tensor, int64_t size,
+                  int64_t rows, int64_t heads) {
+    rows_job job = {.problem = problem, .a = tensor, .size = size, .rows = rows, .heads = heads, .each = zero_block};
+    run(&job, workers, used);
 }
 
 /* --------------------------------------------------------------------------------------------------------- finish */
 
-/* a: acc, b: m, c: l, d: out, e: lse */
-static void finish_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
+/* a: acc, b: m, c: l */
+static void finish_row(const rows_job *job, const block *b, int64_t row, int64_t head, int64_t count, void *arg) {
+    (void)count, (void)arg;
     const ra_dtype dtype = job->problem->dtype;
     const int64_t dim = job->problem->head_dim;
-    const double m = load(&job->b, dtype, batch, row, head), l = load(&job->c, dtype, batch, row, head);
-    void *acc = element(&job->a, ra_state_size(dtype), batch, row, head);
-    if (job->e.data) store(&job->e, dtype, batch, row, head, l == 0 ? -INFINITY : m + log(l));
-    void *out = element(&job->d, (int64_t)ra_dtype_size(dtype), batch, row, head);
+    const double m = load(&job->b, dtype, b->batch, row, head), l = load(&job->c, dtype, b->batch, row, head);
+    void *acc = element(&job->a, ra_state_size(dtype), b->batch, row, head);
+    if (job->lse.data) store(&job->lse, dtype, b->batch, row, head, l == 0 ? -INFINITY : m + log(l));
+    void *out = element(&job->out, out_size(job), b->batch, row, head);
     if (dtype == RA_F64) {
         const double *from = acc;
         double *to = out;
@@ -116,22 +203,31 @@ static void finish_row(const rows_job *job, int64_t batch, int64_t row, int64_t 
     for (int64_t d = 0; d < dim; d++) buffer[d] = l == 0 ? 0 : (float)((double)from[d] / l);
     ra_convert(out, dtype, buffer, RA_F32, dim);
 }
-static void finish_rows(const rows_job *job, int64_t batch, int64_t head, int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row++) finish_row(job, batch, row, head);
+static void finish_block(const rows_job *job, const block *b) {
+    if (!job->gaps) {
+        for_used(job, b, NULL, NULL, finish_row, NULL);
+        return;
+    }
+    char used[BLOCK / 2];
+    find_used(job, b, used);
+    for (int64_t i = 0; i < b->rows; i++) /* set by set a row might be finished twice */
+        for (int64_t h = 0; h < b->heads; h++)
+            if (used[i * b->heads + h]) finish_row(job, b, b->row + i, b->head + h, 0, NULL);
+    fill_gaps(job, b, used);
 }
 
-void ra_rows_finish(const ra_problem *problem, ra_workers *workers, ra_tensor acc, ra_tensor m, ra_tensor l, ra_tensor out,
-                    ra_tensor lse) {
+void ra_rows_finish(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor acc, ra_tensor m,
+                    ra_tensor l, ra_tensor out, ra_tensor lse) {
     rows_job job = {.problem = problem,
                     .a = acc,
                     .b = m,
                     .c = l,
-                    .d = out,
-                    .e = lse,
+                    .out = out,
+                    .lse = lse,
                     .rows = problem->rows_q,
                     .heads = problem->heads,
-                    .each = finish_rows};
-    run(&job, workers);
+                    .each = finish_block};
+    run(&job, workers, used);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- delta */
@@ -148,11 +244,12 @@ void ra_rows_finish(const ra_problem *problem, ra_workers *workers, ra_tensor ac
         for (int i_ = 0; i_ < 4; i_++) (sum) += (double)part_[i_] + (double)part_[i_ + 4];                                     \
     } while (0)
 
-/* a: dout, b: out, c: dlse, d: delta. f32 is summed in double: delta is subtracted from what nearly equals it. */
-static void delta_row(const rows_job *job, int64_t batch, int64_t row, int64_t head) {
+/* a: dout, b: out, c: dlse, lse: delta. f32 is summed in double: delta is subtracted from what nearly equals it. */
+static void delta_row(const rows_job *job, const block *in, int64_t row, int64_t head, int64_t count, void *arg) {
+    (void)count, (void)arg;
     const ra_dtype dtype = job->problem->dtype;
     const int64_t size = (int64_t)ra_dtype_size(dtype), dim = job->problem->head_dim;
-    const void *a = element(&job->a, size, batch, row, head), *b = element(&job->b, size, batch, row, head);
+    const void *a = element(&job->a, size, in->batch, row, head), *b = element(&job->b, size, in->batch, row, head);
     double sum = 0;
     if (dtype == RA_F64) {
         const double *x = a, *y = b;
@@ -174,32 +271,41 @@ static void delta_row(const rows_job *job, int64_t batch, int64_t row, int64_t h
         ra_convert(y, RA_F32, b, dtype, dim);
         SUM_OF_HALVES(sum, x, y, dim, (float));
     }
-    if (job->c.data) sum -= load(&job->c, dtype, batch, row, head);
-    store(&job->d, dtype, batch, row, head, sum);
+    if (job->c.data) sum -= load(&job->c, dtype, in->batch, row, head);
+    store(&job->lse, dtype, in->batch, row, head, sum);
 }
-static void delta_rows(const rows_job *job, int64_t batch, int64_t head, int64_t begin, int64_t end) {
-    for (int64_t row = begin; row < end; row++) delta_row(job, batch, row, head);
-}
+static void delta_block(const rows_job *job, const block *b) { for_used(job, b, NULL, NULL, delta_row, NULL); }
 
-void ra_rows_delta(const ra_problem *problem, ra_workers *workers, ra_tensor dout, ra_tensor out, ra_tensor dlse,
-                   ra_tensor delta, int64_t rows, int64_t heads) {
+void ra_rows_delta(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor dout, ra_tensor out,
+                   ra_tensor dlse, ra_tensor delta, int64_t rows, int64_t heads) {
     rows_job job = {
-        .problem = problem, .a = dout, .b = out, .c = dlse, .d = delta, .rows = rows, .heads = heads, .each = delta_rows};
-    run(&job, workers);
+        .problem = problem, .a = dout, .b = out, .c = dlse, .lse = delta, .rows = rows, .heads = heads, .each = delta_block};
+    run(&job, workers, used);
 }
 
 /* -------------------------------------------------------------------------------------------------------- convert */
 
-/* a: dst, b: src */
-static void convert(const rows_job *job, int64_t batch, int64_t row, int64_t head, int64_t count) {
+/* a: src */
+static void convert(const rows_job *job, const block *b, int64_t row, int64_t head, int64_t count, void *image) {
     const ra_dtype dtype = job->problem->dtype;
-    ra_convert(element(&job->a, (int64_t)ra_dtype_size(dtype), batch, row, head), dtype,
-               element(&job->b, ra_state_size(dtype), batch, row, head), dtype == RA_F64 ? RA_F64 : RA_F32, count);
+    ra_convert(image ? (char *)image + place_in_block(b, row, head) * job->problem->head_dim * out_size(job)
+                     : element(&job->out, out_size(job), b->batch, row, head),
+               dtype, element(&job->a, ra_state_size(dtype), b->batch, row, head), dtype == RA_F64 ? RA_F64 : RA_F32, count);
 }
 
-void ra_rows_convert(const ra_problem *problem, ra_workers *workers, ra_tensor dst, ra_tensor src, int64_t rows,
-                     int64_t heads) {
-    rows_job job = {.problem = problem, .a = dst, .b = src, .rows = rows, .heads = heads, .elements = convert};
-    job.piece = ra_min(piece_of(&job, &dst), piece_of(&job, &src));
-    run(&job, workers);
+/* Used rows and gaps leave as one stream, by way of an image in the first cache: lines of rows alone would be read to be
+ * written, and short streams between them are slow. */
+static void convert_block(const rows_job *job, const block *b) {
+    const int64_t bytes = b->rows * b->heads * job->problem->head_dim * out_size(job);
+    _Alignas(64) char image[BLOCK];
+    char *out = element(&job->out, out_size(job), b->batch, b->row, b->head);
+    if (job->gaps) memset(job->streamed ? image : out, 0, (size_t)bytes);
+    for_used(job, b, &job->a, &job->out, convert, job->streamed ? image : NULL);
+    if (job->streamed) ra_stream(out, image, bytes);
+}
+
+void ra_rows_convert(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor dst, ra_tensor src,
+                     int64_t rows, int64_t heads) {
+    rows_job job = {.problem = problem, .a = src, .out = dst, .rows = rows, .heads = heads, .each = convert_block};
+    run(&job, workers, used);
 }
