@@ -71,6 +71,7 @@ typedef struct ra_used {
 typedef struct ra_used_rows {
     ra_used *sets;
     int64_t count;
+    int64_t modulus; /* used rows of a head are alike modulo this */
 } ra_used_rows;
 
 /* The keys c in [*begin, *end) that a query at x attends to among kpos + c*kstep, c < count, in batch entry b. */

@@ -32,3 +32,14 @@ int64_t ra_used_sets(const ra_route *route, int rank, bool queries, ra_used *set
     }
     return count;
 }
+
+int64_t ra_used_modulus(const ra_used *sets, int64_t count) {
+    int64_t modulus = 0;
+    for (int64_t i = 0; i < count; i++) {
+        modulus = ra_gcd(modulus, sets[i].rows.step);
+        for (int64_t j = 0; j < i; j++)
+            if (ra_span_intersect(sets[i].heads, sets[j].heads).count > 0)
+                modulus = ra_gcd(modulus, sets[i].rows.start - sets[j].rows.start);
+    }
+    return modulus;
+}

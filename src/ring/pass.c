@@ -86,7 +86,7 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
                                   .q = args->q,
                                   .out = args->out,
                                   .lse = args->lse,
-                                  .acc = acc ? ra_tensor_bnhd(acc, view->rows_q, c->heads, c->head_dim) : args->out,
+                                  .acc = acc ? ra_sums_tensor(c, view, true, acc) : args->out,
                                   .m = ra_tensor_lse(m, view->rows_q, c->heads),
                                   .l = ra_tensor_lse(l, view->rows_q, c->heads),
                                   .used = view->used_q,
@@ -126,7 +126,7 @@ static gradient gradient_of(const ra_plan *plan, ra_tensor result, char *workspa
                   .rows = queries ? view->rows_q : view->rows_k,
                   .heads = queries ? c->heads : c->kv_heads};
     if (workspace) {
-        g.sums = ra_tensor_bnhd(workspace, g.rows, g.heads, c->head_dim);
+        g.sums = ra_sums_tensor(c, view, queries, workspace);
         g.used = queries ? view->used_q : view->used_k;
     }
     return g;

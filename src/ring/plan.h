@@ -68,6 +68,8 @@ int64_t ra_usual_bucket(const ra_config *config);
 
 /* Threads a rank uses when the configuration leaves it open. */
 int ra_default_threads(const ra_config *config, int ranks);
+/* How sums of 16-bit results (acc and dq, or dk and dv) lie in the workspace: used rows alone, as far as that is a tensor. */
+ra_tensor ra_sums_tensor(const ra_config *config, const ra_view *view, bool queries, void *data);
 ra_workspace ra_workspace_of(const ra_config *config, const ra_view *view, const ra_kernel *kernel, int threads, bool backward);
 ra_problem ra_problem_of(const ra_config *config, const ra_view *view);
 

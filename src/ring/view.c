@@ -31,11 +31,13 @@ static bool meets_once(const ra_route *route, int rank) {
 /* Every block of rows looks through all sets: not worth it where they are many, or leave few rows out. */
 static bool find_used(ra_arena *arena, const ra_route *route, int rank, bool queries, int64_t all, ra_used_rows *used) {
     enum { MOST = 32 };
-    *used = (ra_used_rows){.sets = ra_arena_take(arena, MOST, sizeof(ra_used))};
+    *used = (ra_used_rows){.sets = ra_arena_take(arena, MOST, sizeof(ra_used)), .modulus = 1};
     if (!used->sets) return false;
     int64_t count = ra_used_sets(route, rank, queries, used->sets, MOST), rows = 0;
     for (int64_t i = 0; i < count; i++) rows += used->sets[i].rows.count * used->sets[i].heads.count;
-    used->count = count > 0 && rows <= all / 4 * 3 ? count : 0;
+    if (count <= 0 || rows > all / 4 * 3) return true;
+    used->count = count;
+    used->modulus = ra_used_modulus(used->sets, count);
     return true;
 }
 
@@ -87,24 +89,37 @@ int ra_default_threads(const ra_config *c, int ranks) {
     return (int)ra_max(1, ra_usable_cores() / ranks);
 }
 
+/* Row r lies at r dim / fold: of `fold` rows one is used, and it takes the room of all.
+ *
+ *     row       0 1 2 3 4 5 6 7 8      used: 1, 5; fold 4
+ *     sums      . [ 1   ] [ 5   ]
+ */
+ra_tensor ra_sums_tensor(const ra_config *c, const ra_view *view, bool queries, void *data) {
+    int64_t rows = queries ? view->rows_q : view->rows_k, heads = queries ? c->heads : c->kv_heads;
+    int64_t fold = ra_gcd(queries ? view->used_q.modulus : view->used_k.modulus, c->head_dim);
+    if (fold == 1) return ra_tensor_bnhd(data, rows, heads, c->head_dim);
+    int64_t head = (ra_ceil_div(rows, fold) + 1) * c->head_dim;
+    return (ra_tensor){data, heads * head, c->head_dim / fold, head};
+}
+
 ra_workspace ra_workspace_of(const ra_config *c, const ra_view *view, const ra_kernel *kernel, int threads, bool backward) {
     ra_problem problem = ra_problem_of(c, view);
     int64_t state = ra_state_size(c->dtype), narrow = c->dtype == RA_BF16 || c->dtype == RA_F16;
     int64_t rows = c->batch * view->rows_q * c->heads * state; /* bytes of a number a row and head; m, l, delta */
-    int64_t keys = c->batch * view->rows_k * c->kv_heads * c->head_dim * state;
+    int64_t sums_q = narrow ? c->batch * ra_sums_tensor(c, view, true, NULL).batch * state : 0;
     bool merging = c->placement == RA_REPLICATED && view->ranks > 1;
     ra_workspace w = {.kv = {view->bounds.kv_bytes[0], view->bounds.kv_bytes[1]}};
     if (backward) {
         w.delta = rows;
-        w.dq = narrow && !merging ? rows * c->head_dim : 0;
-        w.dk = w.dv = narrow ? keys : 0;
+        w.dq = merging ? 0 : sums_q;
+        w.dk = w.dv = narrow ? c->batch * ra_sums_tensor(c, view, false, NULL).batch * state : 0;
         w.grad[0] = view->bounds.grad_bytes[0];
         w.grad[1] = view->bounds.grad_bytes[1];
         w.state = merging ? RA_LINK_HEADER + rows * c->head_dim : 0;
         w.grad_in = view->bounds.grad_in_bytes;
         w.scratch = kernel->backward_scratch(&problem, threads);
     } else {
-        w.acc = narrow && !view->single && !merging ? rows * c->head_dim : 0;
+        w.acc = view->single || merging ? 0 : sums_q;
         w.m = w.l = view->single || merging ? 0 : rows;
         w.state = merging ? RA_LINK_HEADER + rows * (c->head_dim + 2) : 0;
         w.scratch = kernel->forward_scratch(&problem, threads);
