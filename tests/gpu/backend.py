@@ -75,6 +75,7 @@ class Step(C.Structure):
         ("acc", Tensor),
         ("m", Tensor),
         ("l", Tensor),
+        ("used", i64 * 3),
         ("stream", C.c_void_p),
         ("workers", C.c_void_p),
         ("scratch", C.c_void_p),

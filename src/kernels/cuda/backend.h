@@ -11,7 +11,7 @@
 extern "C" {
 #endif
 
-#define RA_CUDA_BACKEND_VERSION 2
+#define RA_CUDA_BACKEND_VERSION 3
 
 typedef struct ra_cuda_error {
     char text[256];
