@@ -127,8 +127,7 @@ static void fill_gaps(const rows_job *job, const block *b, const char used[BLOCK
     for (int64_t begin = 0, end; begin < all; begin = end + 1) {
         const char *next = memchr(used + begin, 1, (size_t)(all - begin));
         end = next ? next - used : all;
-        if (job->streamed) ra_stream(out + begin * bytes, NULL, (end - begin) * bytes);
-        else memset(out + begin * bytes, 0, (size_t)((end - begin) * bytes));
+        memset(out + begin * bytes, 0, (size_t)((end - begin) * bytes));
     }
     for (int64_t i = 0; job->lse.data && i < b->rows; i++)
         for (int64_t h = 0; h < b->heads; h++)
@@ -144,18 +143,29 @@ static void zero(const rows_job *job, const block *b, int64_t row, int64_t head,
 }
 static void zero_block(const rows_job *job, const block *b) { for_used(job, b, &job->a, &job->a, zero, NULL); }
 
-static void empty_row(const rows_job *job, const block *b, int64_t row, int64_t head, int64_t count, void *arg) {
-    (void)count, (void)arg;
-    if (job->b.data) store(&job->b, job->problem->dtype, b->batch, row, head, -INFINITY);
-    if (job->c.data) store(&job->c, job->problem->dtype, b->batch, row, head, 0);
+/* t: a number for each row and head; data may be NULL */
+static void set_rows(const rows_job *job, const block *b, const ra_tensor *t, double x) {
+    for (const ra_used *set = job->sets; t->data && set < job->sets + job->count; set++) {
+        const ra_span rows = ra_span_clip(set->rows, b->row, b->row + b->rows);
+        const ra_span heads = ra_span_clip(set->heads, b->head, b->head + b->heads);
+        const int64_t step = t->row * rows.step;
+        for (int64_t h = 0; h < heads.count; h++) {
+            const int64_t first = at(t, b->batch, rows.start, heads.start + h * heads.step);
+            double *wide = (double *)t->data + first;
+            float *narrow = (float *)t->data + first;
+            if (job->problem->dtype == RA_F64)
+                for (int64_t i = 0; i < rows.count; i++) wide[i * step] = x;
+            else if (step == 1) /* several at a time */
+                for (int64_t i = 0; i < rows.count; i++) narrow[i] = (float)x;
+            else
+                for (int64_t i = 0; i < rows.count; i++) narrow[i * step] = (float)x;
+        }
+    }
 }
 static void fill_block(const rows_job *job, const block *b) {
     zero_block(job, b);
-    for_used(job, b, NULL, NULL, empty_row, NULL);
-    if (!job->gaps) return;
-    char used[BLOCK / 2];
-    find_used(job, b, used);
-    fill_gaps(job, b, used);
+    set_rows(job, b, &job->b, -INFINITY);
+    set_rows(job, b, &job->c, 0);
 }
 
 void ra_rows_fill(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, bool single, ra_tensor out,
@@ -165,13 +175,11 @@ void ra_rows_fill(const ra_problem *problem, ra_workers *workers, const ra_used_
                     .a = single ? out : acc,
                     .b = single ? lse : m,
                     .c = single ? none : l,
-                    .out = single ? out : none,
-                    .lse = single ? lse : none,
                     .rows = problem->rows_q,
                     .heads = problem->heads,
                     .size = single ? (int64_t)ra_dtype_size(problem->dtype) : ra_state_size(problem->dtype),
                     .each = fill_block};
-    run(&job, workers, used);
+    run(&job, workers, single ? &(ra_used_rows){0} : used);
 }
 
 void ra_rows_zero(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor tensor, int64_t size,
