@@ -98,8 +98,10 @@ mutate "the vector kernels do not rescale what came in" src/kernels/cpu/fma_few.
 mutate "dropout draws from the neighbouring word" src/kernels/cpu/dropout.h 'words[lattice - 4 * quad + i]' \
     'words[(lattice - 4 * quad + i) ^ 1]'
 mutate "of a group of query heads one alone counts as used" src/geometry/used.c 'places = neighbours ? 1 : group;' 'places = 1;'
-mutate "the gradients of unused rows stay as they were" src/ring/pass.c \
-    'else ra_rows_zero(&plan->problem, workers, g->result, size, g->rows, g->heads);' ''
+mutate "the gradients of unused rows stay as they were" src/kernels/cpu/rows.c \
+    'if (job->gaps) memset(job->streamed ? image : out, 0, (size_t)bytes);' ''
+mutate "branches that share a head share the sums of their rows" src/geometry/used.c \
+    'modulus = ra_gcd(modulus, sets[i].rows.start - sets[j].rows.start);' ';'
 
 echo "$mutants mutants, $bad of them not noticed or not made"
 [ "$bad" = 0 ]
