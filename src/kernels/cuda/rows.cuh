@@ -218,8 +218,8 @@ __device__ __forceinline__ void write_rows(const Job &job, const Work &work, int
     }
 }
 
-/* The same into shared memory, for TMA to take it from there: panels of 64 rows of 128 bytes, swizzled. `to`: the address of the
- * warp's first row. */
+/* The same into shared memory, for TMA to take it from there: panels of 64 rows of 128 bytes, swizzled. `to`: where the warp's
+ * first row is. */
 template <typename T, int D>
 __device__ __forceinline__ void stage_rows(uint32_t to, int lane, const float *o, const float (&l)[2]) {
     const float inverse[2] = {l[0] == 0.f ? 0.f : __fdividef(1.f, l[0]), l[1] == 0.f ? 0.f : __fdividef(1.f, l[1])};
