@@ -93,10 +93,12 @@ int ra_default_threads(const ra_config *c, int ranks) {
  *
  *     row       0 1 2 3 4 5 6 7 8      used: 1, 5; fold 4
  *     sums      . [ 1   ] [ 5   ]
- */
+ *
+ * Rows still begin at multiples of four elements, as kernels like them. */
 ra_tensor ra_sums_tensor(const ra_config *c, const ra_view *view, bool queries, void *data) {
     int64_t rows = queries ? view->rows_q : view->rows_k, heads = queries ? c->heads : c->kv_heads;
-    int64_t fold = ra_gcd(queries ? view->used_q.modulus : view->used_k.modulus, c->head_dim);
+    int64_t modulus = queries ? view->used_q.modulus : view->used_k.modulus;
+    int64_t fold = c->head_dim % 4 ? 1 : ra_gcd(modulus, c->head_dim / 4);
     if (fold == 1) return ra_tensor_bnhd(data, rows, heads, c->head_dim);
     int64_t head = (ra_ceil_div(rows, fold) + 1) * c->head_dim;
     return (ra_tensor){data, heads * head, c->head_dim / fold, head};
