@@ -10,14 +10,11 @@
 enum { LINE = 64 };
 
 void ra_stream(void *to, const void *from, int64_t bytes) {
-    static const char zeros[LINE];
-    const int64_t edge = ra_min(bytes, (int64_t)(-(uintptr_t)to % LINE)), step = from ? LINE : 0;
-    char *at = to;
-    const char *source = from ? from : zeros;
-    memcpy(at, source, (size_t)edge);
-    at += edge;
-    source += from ? edge : 0;
-    for (bytes -= edge; bytes >= LINE; bytes -= LINE, at += LINE, source += step)
+    const int64_t edge = ra_min(bytes, (int64_t)(-(uintptr_t)to % LINE));
+    char *at = (char *)to + edge;
+    const char *source = (const char *)from + edge;
+    memcpy(to, from, (size_t)edge);
+    for (bytes -= edge; bytes >= LINE; bytes -= LINE, at += LINE, source += LINE)
         for (int i = 0; i < LINE; i += 16)
             _mm_stream_si128((__m128i *)(void *)(at + i), _mm_loadu_si128((const __m128i *)(const void *)(source + i)));
     memcpy(at, source, (size_t)bytes);
@@ -27,10 +24,7 @@ void ra_stream_end(void) { _mm_sfence(); }
 
 #else /* others see a run of whole lines by themselves */
 
-void ra_stream(void *to, const void *from, int64_t bytes) {
-    if (from) memcpy(to, from, (size_t)bytes);
-    else memset(to, 0, (size_t)bytes);
-}
+void ra_stream(void *to, const void *from, int64_t bytes) { memcpy(to, from, (size_t)bytes); }
 
 void ra_stream_end(void) {}
 

@@ -9,7 +9,7 @@
 enum {
     TASK = 65536,       /* elements, about */
     BLOCK = 16384,      /* bytes of a block with gaps, at most: the first cache holds it */
-    STREAMED = 1 << 20, /* bytes of a tensor with gaps; a smaller one is better off in the second cache, near its reader */
+    STREAMED = 1 << 20, /* bytes of gradients with gaps; smaller ones are better off in the second cache, near their reader */
 };
 
 /* Rows and heads of a batch entry. */
@@ -23,6 +23,7 @@ typedef struct rows_job {
     ra_tensor out, lse;  /* results: rows that are not used, the gaps, have 0 and -inf in them. data may be NULL */
     int64_t size;        /* of an element of a */
     int64_t rows, heads; /* of all tensors */
+    bool streamed;       /* out passes the caches by */
     void (*each)(const struct rows_job *job, const block *b);
     /* the rest by `run` */
     ra_used all;
@@ -30,7 +31,7 @@ typedef struct rows_job {
     int64_t count;
     int64_t chunk;                   /* rows of a task */
     int64_t block_rows, block_heads; /* of a block: a task, or where there are gaps some of it that lies together in out */
-    bool gaps, streamed;
+    bool gaps;
 } rows_job;
 
 static int64_t at(const ra_tensor *t, int64_t batch, int64_t row, int64_t head) {
@@ -90,7 +91,6 @@ static void run(rows_job *job, ra_workers *workers, const ra_used_rows *used) {
         const int64_t most = BLOCK / out_size(job);
         job->block_heads = heads_together(job, &job->out) ? ra_min(job->heads, most / dim) : 1;
         job->block_rows = job->out.row == job->block_heads * dim ? most / (job->block_heads * dim) : 1;
-        job->streamed = job->problem->batch * job->rows * row * out_size(job) >= STREAMED;
     }
     ra_workers_run(workers, job->problem->batch * ra_ceil_div(job->rows, job->chunk), rows_task, job, NULL, NULL);
 }
@@ -120,7 +120,7 @@ static void find_used(const rows_job *job, const block *b, char used[BLOCK / 2])
     for_used(job, b, &job->out, &job->out, mark, used);
 }
 
-/* Used rows are left alone: they hold results, or wait for them in the caches. */
+/* Used rows are left alone: they hold results. */
 static void fill_gaps(const rows_job *job, const block *b, const char used[BLOCK / 2]) {
     const int64_t all = b->rows * b->heads, bytes = job->problem->head_dim * out_size(job);
     char *out = element(&job->out, out_size(job), b->batch, b->row, b->head);
@@ -315,5 +315,6 @@ static void convert_block(const rows_job *job, const block *b) {
 void ra_rows_convert(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor dst, ra_tensor src,
                      int64_t rows, int64_t heads) {
     rows_job job = {.problem = problem, .a = src, .out = dst, .rows = rows, .heads = heads, .each = convert_block};
+    job.streamed = used->count > 0 && problem->batch * rows * heads * problem->head_dim * out_size(&job) >= STREAMED;
     run(&job, workers, used);
 }
