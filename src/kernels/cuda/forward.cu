@@ -74,7 +74,7 @@ static bool map_item(const ra_forward_step *step, const Variant *variant, const 
     const MapRows rows[TENSORS] = {query_rows(step->q, item, batch), key_rows(item.k_view, item, batch),
                                    key_rows(item.v_view, item, batch), query_rows(step->out, item, batch)};
     const int box_rows[TENSORS] = {64, variant->keys, variant->keys, 16};
-    for (int t = 0; t < (step->single ? TENSORS : TENSOR_OUT); t++) {
+    for (int t = 0; t < (step->single && variant->through ? TENSORS : TENSOR_OUT); t++) {
         int64_t dims[3], strides[3];
         if (!map_places(rows[t], item.extent, &tma->items[slot].places[t], dims, strides)) return false;
         if (encode_map(find_encoder(), &tma->items[slot].maps[t], step->problem->dtype, (int)step->problem->head_dim, rows[t],

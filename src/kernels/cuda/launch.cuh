@@ -51,6 +51,7 @@ struct Variant {
     int dim, rows, keys; /* largest head_dim, query rows of a block, keys of a tile */
     int threads, shared;
     const void *kernel[2];                   /* bf16, f16; f32 in the first */
+    bool through = false;                    /* results leave by TMA, too */
     Pace pace = {1, 0};                      /* where there is a choice */
     const void *few[2] = {nullptr, nullptr}; /* the same for jobs of no more than JOB_FEW items, or NULL */
 };

@@ -10,7 +10,7 @@ namespace ra {
 template <class S> constexpr Variant sm90_of(Pace pace = {1, 0}) {
     const void *const bf16_kernel = (const void *)&forward_sm90<bf16, S, TmaJob>;
     const void *const f16_kernel = (const void *)&forward_sm90<f16, S, TmaJob>;
-    return {S::D, S::ROWS, S::N, S::THREADS, shared_bytes<S>(), {bf16_kernel, f16_kernel}, pace};
+    return {S::D, S::ROWS, S::N, S::THREADS, shared_bytes<S>(), {bf16_kernel, f16_kernel}, S::THROUGH, pace};
 }
 
 /* And kernels for few items. */
