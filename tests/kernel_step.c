@@ -205,6 +205,10 @@ static void results_do_not_depend_on_the_number_of_workers(void **state) {
     (void)state;
     results_depend_on_workers_never(&(case_options){.max_rows = 400, .max_keys = 400, .amplitude = 1}, 8000, 6);
     results_depend_on_workers_never(&(case_options){.max_rows = 3, .max_keys = 5000, .amplitude = 1, .few = true}, 8100, 4);
+    /* Several tiles of rows for every kernel, and more tiles than are dealt at a time. */
+    const int64_t keys = KERNEL_AT(1, RA_F32) ? 1100 : 520; /* an emulated kernel is slow */
+    results_depend_on_workers_never(
+        &(case_options){.max_rows = 4200, .rows = 4200, .max_keys = keys, .keys = keys, .dim = 8, .amplitude = 1}, 8200, 1);
 }
 
 /* One key of an item turns to NaN (or to infinity): the rows that attend to it feel it, and no others do. */

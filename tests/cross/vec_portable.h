@@ -11,6 +11,7 @@
 #define LANES 16
 
 typedef float portable_vec __attribute__((vector_size(64)));
+typedef int32_t portable_words __attribute__((vector_size(64)));
 typedef uint16_t portable_halves __attribute__((vector_size(64)));
 
 static inline portable_vec portable_max(portable_vec a, portable_vec b) {
@@ -33,11 +34,6 @@ static inline portable_halves portable_to_bf16(portable_vec low, portable_vec hi
     for (int i = 0; i < 32; i++) x[i] = ra_f32_to_bf16(i < 16 ? low[i] : high[i - 16]);
     return x;
 }
-static inline int portable_any_above(portable_vec a, portable_vec b) {
-    int above = 0;
-    for (int i = 0; i < 16; i++) above |= a[i] > b[i];
-    return above;
-}
 /* vreduceps and vscalefps */
 static inline portable_vec portable_fraction(portable_vec x) {
     for (int i = 0; i < 16; i++) x[i] = isinf(x[i]) ? 0 : x[i] - floorf(x[i]);
@@ -47,10 +43,27 @@ static inline portable_vec portable_scale(portable_vec p, portable_vec x) {
     for (int i = 0; i < 16; i++) p[i] = isnan(x[i]) ? x[i] : ldexpf(p[i], (int)fmaxf(-1000, fminf(1000, floorf(x[i]))));
     return p;
 }
+static inline int portable_any_has(portable_words x, int32_t bit) {
+    int any = 0;
+    for (int i = 0; i < 16; i++) any |= x[i] & bit;
+    return any != 0;
+}
+static inline portable_vec portable_only(uint32_t bits, portable_vec x) {
+    for (int i = 0; i < 16; i++) x[i] = bits >> i & 1 ? x[i] : -INFINITY;
+    return x;
+}
+static inline float portable_highest(portable_vec x) {
+    float high = -INFINITY;
+    for (int i = 0; i < 16; i++) high = fmaxf(high, x[i]);
+    return high;
+}
 #define VEC_MAX(a, b) portable_max(a, b)
-#define VEC_ANY_ABOVE(a, b) portable_any_above(a, b)
 #define VEC_FRACTION(x) portable_fraction(x)
 #define VEC_SCALE(p, x) portable_scale(p, x)
+#define VEC_UPPER_HALVES(x) ((portable_words)((portable_words)(x) >> 16 & 0xffff))
+#define VEC_ONLY(bits, x) portable_only((uint16_t)(bits), x)
+#define VEC_HIGHEST(x) portable_highest(x)
+#define VEC_ANY_HAS(x, bit) portable_any_has((portable_words)(x), bit)
 #define VEC_CLAMP(x) (x)
 #define VEC_POWER(x, p, n, shifted) ((void)(shifted), portable_power(x, p, n))
 #define VEC_LOAD_F16(p) portable_load_f16(p)

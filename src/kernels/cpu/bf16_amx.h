@@ -4,7 +4,7 @@
  * element 2p+1) of every column. So there are two ways to pack a matrix X of rows for B:
  *
  *     across(X)    the rows of X are B's columns (products with X^T): pairs of a row's elements, transposed as 32-bit words
- *     along(X)     the rows of X are B's rows: two rows interleaved
+ *     along(X)     the rows of X are B's rows: rows i and i + 16 of 32 interleaved
  *
  * and A needs its rows only cut. Every tile, packed or computed, is 1 KiB in one piece: 16 lines of the cache, which no other
  * tile shares and which follow one another. (Rows that lie apart touch a page each, and meet in the same sets of the cache.)
@@ -44,15 +44,22 @@ typedef struct tile_config {
 #define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
 /* 32 elements of bf16: those of low, then those of high. */
 #define VEC_TO_BF16(low, high) ((halves)_mm512_cvtne2ps_pbh(high, low))
-/* Is any element of a above b's? */
-#define VEC_ANY_ABOVE(a, b) (_mm512_cmp_ps_mask(a, b, _CMP_GT_OQ) != 0)
 /* x - floor(x), 0 for infinities; and p 2^floor(x). */
 #define VEC_FRACTION(x) _mm512_reduce_ps(x, 0x09)
 #define VEC_SCALE(p, x) _mm512_scalef_ps(p, x)
+/* The upper halves of words moved down, over zeros; and has any of the words that bit? */
+#define VEC_UPPER_HALVES(x)                                                                                                    \
+    ((ivec)_mm512_shuffle_epi8(                                                                                                \
+        (__m512i)(x), _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, -1, -1, 6, 7, -1, -1, 10, 11, -1, -1, 14, 15, -1, -1))))
+/* x where `bits` says so, else -inf; and the largest element, -inf at least. */
+#define VEC_ONLY(bits, x) _mm512_mask_blend_ps((__mmask16)(bits), _mm512_set1_ps(-INFINITY), x)
+#define VEC_HIGHEST(x) _mm512_reduce_max_ps(x)
+#define VEC_ANY_HAS(x, bit) (_mm512_test_epi32_mask((__m512i)(x), _mm512_set1_epi32(bit)) != 0)
 #endif
 
 typedef uint16_t halves __attribute__((vector_size(64)));
 typedef uint16_t halves_any __attribute__((vector_size(64), aligned(2), may_alias));
+typedef int32_t ivec_any __attribute__((vector_size(64), aligned(2), may_alias));
 
 #include "core/dtype.h"
 #include "kernels/cpu/cpu.h"
@@ -87,13 +94,16 @@ INLINE vec power_of_two(vec x) {
     return VEC_SCALE(p, x);
 }
 
-/* -------------------------------------------------------------------------------------------------------- packing */
-
-INLINE void copy_row(uint16_t *to, const uint16_t *from, int64_t dim) {
-    int64_t d = 0;
-    for (; d + 32 <= dim; d += 32) *(halves_any *)(to + d) = *(const halves_any *)(from + d);
-    for (; d < dim; d++) to[d] = from[d];
+/* Words whose upper halves are rounded to the nearest bf16, and pairs of such halves: by integers, to which tile products leave
+ * both ports, and without a shuffle across lanes. Of what is no number only a plain NaN is sure to stay one: all ones would
+ * become zeros. */
+INLINE float plain_nan(float x) { return x == x ? x : NAN; }
+INLINE ivec rounded(vec x) { return (ivec)x + 0x8000; }
+INLINE void store_pairs(uint16_t *to, ivec low, ivec high) {
+    *(ivec_any *)(void *)to = VEC_UPPER_HALVES(low) | (high & (int32_t)0xffff0000);
 }
+
+/* -------------------------------------------------------------------------------------------------------- packing */
 
 /* 32 rows of `width` elements, where they lie or in a copy: zeros stand for what is not there. */
 typedef struct rows32 {
@@ -118,6 +128,19 @@ INLINE rows32 take_rows(uint16_t *copy, const uint16_t *data, int64_t stride, in
 INLINE rows32 take_keys(uint16_t *copy, const ra_place *place, const ra_tensor *view, int64_t c, int64_t low, int64_t high) {
     return take_rows(copy, (const uint16_t *)view->data + ra_place_key_at(place, view, c), place->k.row_step * view->row,
                      low - c, high - c, place->problem->head_dim);
+}
+
+/* Rows [r, r + 32) of a place; those from `end` on are zeros. Rows of several heads do not lie at one stride. */
+INLINE rows32 take_queries(uint16_t *copy, const ra_place *place, const ra_tensor *tensor, int64_t r, int64_t end) {
+    const uint16_t *data = (const uint16_t *)tensor->data;
+    const int64_t dim = place->problem->head_dim, width = padded(dim);
+    if (place->group == 1)
+        return take_rows(copy, data + ra_place_at(place, tensor, r), place->q.row_step * tensor->row, 0, end - r, dim);
+    for (int64_t i = 0; i < SQUARE; i++) {
+        for (int64_t d = 0; d < width; d += 32) *(halves_any *)(copy + i * width + d) = (halves){0};
+        if (r + i < end) memcpy(copy + i * width, data + ra_place_at(place, tensor, r + i), (size_t)dim * 2);
+    }
+    return (rows32){copy, width};
 }
 
 /* Lets keys [c, end) of an item's views come into the second cache: dilated rows are no stream that a processor sees coming. */
@@ -149,18 +172,23 @@ static inline void pack_across(uint16_t *tiles, rows32 rows, int64_t width) {
 static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64_t step) {
     for (int64_t d = 0; d < width; d += 32, tiles += step)
         for (int64_t p = 0; p < 16; p++) {
-            const halves even = *(const halves_any *)(rows.data + 2 * p * rows.stride + d);
-            const halves odd = *(const halves_any *)(rows.data + (2 * p + 1) * rows.stride + d);
+            const halves low = *(const halves_any *)(rows.data + p * rows.stride + d);
+            const halves high = *(const halves_any *)(rows.data + (p + 16) * rows.stride + d);
             *(halves_any *)(tiles + p * 32) =
-                __builtin_shufflevector(even, odd, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42,
+                __builtin_shufflevector(low, high, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42,
                                         11, 43, 12, 44, 13, 45, 14, 46, 15, 47);
             *(halves_any *)(tiles + TILE + p * 32) =
-                __builtin_shufflevector(even, odd, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25,
+                __builtin_shufflevector(low, high, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25,
                                         57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
         }
 }
 
 /* ------------------------------------------------------------------------------------------------------- products */
+
+/* What a kernel has too much of for the first cache streams past it. */
+#ifndef TILE_LOAD_A
+#define TILE_LOAD_A TILE_LOAD
+#endif
 
 /* Tile i of C goes where it is owed, and begins anew in the first step. */
 #define SETTLE_AND(i, offset)                                                                                                  \
@@ -185,14 +213,14 @@ static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64
         float *owed_ = *owed;                                                                                                  \
         _Pragma("GCC unroll 4") for (int64_t step_ = 0; step_ < depth; step_++) {                                              \
             const bool first_ = step_ == 0;                                                                                    \
-            TILE_LOAD(4, a, 64);                                                                                               \
+            TILE_LOAD_A(4, a, 64);                                                                                             \
             TILE_STREAM(6, b, 64);                                                                                             \
             SETTLE_AND(0, 0);                                                                                                  \
             TILE_DOT(0, 4, 6);                                                                                                 \
             TILE_STREAM(7, b + TILE, 64);                                                                                      \
             SETTLE_AND(1, 2 * SUMS);                                                                                           \
             TILE_DOT(1, 4, 7);                                                                                                 \
-            TILE_LOAD(5, a + TILE, 64);                                                                                        \
+            TILE_LOAD_A(5, a + TILE, 64);                                                                                      \
             turn(work, share);                                                                                                 \
             SETTLE_AND(2, SUMS);                                                                                               \
             TILE_DOT(2, 5, 6);                                                                                                 \

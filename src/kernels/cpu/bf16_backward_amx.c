@@ -10,19 +10,14 @@
  * one square, while the tile unit computes S^T and dP^T of the next square and works on dV and dK of the chunk before: as many
  * products as the square takes, wherever that is in the list of pieces (32 columns of dV or dK).
  */
+#define TILE_LOAD_A TILE_STREAM /* weights and slopes of a chunk are 64 KB */
 #include "kernels/cpu/bf16_amx.h"
 
 enum {
     BLOCK = 256,   /* rows at a time */
+    ROWS = 4096,   /* of a tile: one packing of its keys serves them all, and dK and dV of them are summed where they are */
     COLUMNS = 512, /* keys of a tile */
 };
-
-/* Rows of a tile: one packing of its keys serves them all, and dK and dV of them are summed where they are. Short sequences
- * have smaller tiles, so that there are enough for several workers. It depends on nothing but the problem, since the order of
- * sums does. */
-INLINE int64_t tile_rows(const ra_problem *problem) {
-    return ra_sat_mul(problem->rows_q, problem->heads / problem->kv_heads) < 4096 ? 512 : 1024;
-}
 
 typedef struct backward_space {
     _Alignas(64) float s[2][4 * SUMS], dp[2][4 * SUMS]; /* a square, transposed */
@@ -62,9 +57,6 @@ static int64_t backward_arrays(const ra_problem *problem, char *base, backward_s
     return at - base;
 }
 
-/* along(dS^T) is made by unpacking two keys' lines, which leaves the rows of a square in this order. */
-INLINE int64_t row_of_column(int64_t column) { return column / 16 * 4 + column % 16 / 4 * 8 + column % 4; }
-
 /* --------------------------------------------------------------------------------------------------------- squares */
 
 typedef struct tile_job {
@@ -89,34 +81,30 @@ typedef struct backward_work {
     bool masked;
 } backward_work;
 
-/* P^T and dS^T of keys 2 pair and 2 pair + 1 of a square. */
+/* P^T and dS^T of keys pair and pair + 16 of a square. */
 INLINE void differentiate(const backward_work *w, int64_t pair, const bool masked) {
-    halves ds_of[2];
-    for (int odd = 0; odd < 2; odd++) {
+    ivec ds_of[2][2];
+    for (int far = 0; far < 2; far++) {
+        const int64_t key = pair + 16 * far;
         vec p[2], ds[2];
         for (int half = 0; half < 2; half++) {
-            const int64_t i = 16 * half, at = pair * 32 + odd * 16 + half * 2 * SUMS;
+            const int64_t i = 16 * half, at = key * 16 + half * 2 * SUMS;
             p[half] = power_of_two(load(w->s + at) * w->scale - load(w->lse + i));
             ds[half] = p[half] * (load(w->dp + at) - load(w->delta + i));
             if (masked) {
-                const ivec column = (int32_t)(w->column + 2 * pair + odd) - (ivec){0};
+                const ivec column = (int32_t)(w->column + key) - (ivec){0};
                 const ivec begin = (ivec)load((const float *)(const void *)(w->begin + i)),
                            end = (ivec)load((const float *)(const void *)(w->end + i));
                 const ivec met = (column >= begin) & (column < end);
                 p[half] = (vec)((ivec)p[half] & met);
                 ds[half] = (vec)((ivec)ds[half] & met);
             }
+            ds_of[far][half] = rounded(ds[half]);
         }
-        *(halves_any *)(w->p + pair * 64 + odd * 32) = VEC_TO_BF16(p[0], p[1]);
-        ds_of[odd] = VEC_TO_BF16(ds[0], ds[1]);
-        *(halves_any *)(w->ds + pair * 64 + odd * 32) = ds_of[odd];
+        store_pairs(w->p + key * 32, rounded(p[0]), rounded(p[1]));
+        store_pairs(w->ds + key * 32, ds_of[far][0], ds_of[far][1]);
     }
-    *(halves_any *)(w->along + pair * 32) =
-        __builtin_shufflevector(ds_of[0], ds_of[1], 0, 32, 1, 33, 2, 34, 3, 35, 8, 40, 9, 41, 10, 42, 11, 43, 16, 48, 17, 49,
-                                18, 50, 19, 51, 24, 56, 25, 57, 26, 58, 27, 59);
-    *(halves_any *)(w->along + pair * 32 + TILE) =
-        __builtin_shufflevector(ds_of[0], ds_of[1], 4, 36, 5, 37, 6, 38, 7, 39, 12, 44, 13, 45, 14, 46, 15, 47, 20, 52, 21, 53,
-                                22, 54, 23, 55, 28, 60, 29, 61, 30, 62, 31, 63);
+    for (int half = 0; half < 2; half++) store_pairs(w->along + half * TILE + pair * 32, ds_of[0][half], ds_of[1][half]);
 }
 
 /* Pairs up to `end`. */
@@ -247,8 +235,8 @@ static bool load_block(tile_job *t, const ra_backward_step *step, const ra_place
         low = ra_max(low, first) - first;
         high = ra_min(high, last) - first;
         const bool meets = lse != -INFINITY && low < high; /* else its q and dout may be anything */
-        f->lse[i] = meets ? (float)((double)lse * LOG2_E) : 0;
-        f->delta[i] = meets ? delta : 0;
+        f->lse[i] = meets ? plain_nan((float)((double)lse * LOG2_E)) : 0;
+        f->delta[i] = meets ? plain_nan(delta) : 0;
         f->begin[i] = meets ? (int32_t)low : 0;
         f->end[i] = meets ? (int32_t)high : 0;
         t->begin = ra_max(t->begin, f->begin[i]);
@@ -263,15 +251,18 @@ static bool load_block(tile_job *t, const ra_backward_step *step, const ra_place
     for (int pass = 0; pass < 2; pass++) {
         const ra_tensor *tensor = pass ? &step->dout : &step->q;
         for (int64_t i = 0; i < all; i += SQUARE) {
-            for (int64_t j = i; j < i + SQUARE; j++) {
+            bool meet = true;
+            for (int64_t j = i; j < i + SQUARE; j++) meet &= f->begin[j] < f->end[j];
+            rows32 queries = {f->rows, width};
+            if (meet) queries = take_queries(f->rows, place, tensor, begin + i, end);
+            for (int64_t j = i; !meet && j < i + SQUARE; j++) {
                 uint16_t *line = f->rows + (j - i) * width;
+                memset(line, 0, (size_t)width * 2);
                 if (f->begin[j] < f->end[j])
-                    copy_row(line, (const uint16_t *)tensor->data + ra_place_at(place, tensor, begin + j), dim);
-                else memset(line, 0, (size_t)dim * 2);
+                    memcpy(line, (const uint16_t *)tensor->data + ra_place_at(place, tensor, begin + j), (size_t)dim * 2);
             }
-            pack_across((pass ? f->dout_across : f->q_across) + i * width, (rows32){f->rows, width}, width);
-            pack_along((pass ? f->dout_along : f->q_along) + i / SQUARE * 2 * TILE, (rows32){f->rows, width}, width,
-                       all / SQUARE * 2 * TILE);
+            pack_across((pass ? f->dout_across : f->q_across) + i * width, queries, width);
+            pack_along((pass ? f->dout_along : f->q_along) + i / SQUARE * 2 * TILE, queries, width, all / SQUARE * 2 * TILE);
         }
     }
     return true;
@@ -308,7 +299,7 @@ static void store_queries(const backward_space *f, const ra_backward_step *step,
             for (int64_t half = 0; half < 2; half++)
                 transpose(turned[d][half], 16, f->dq + i * width + d / 2 * 4 * SUMS + (half * 2 + d % 2) * SUMS, 16);
         for (int64_t c = 0; c < SQUARE; c++) {
-            const int64_t r = i + row_of_column(c);
+            const int64_t r = i + c;
             if (r < rows)
                 add_row((float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, begin + r),
                         turned[0][c / 16] + c % 16 * 16, 2 * SUMS, (float)place->problem->scale, dim);
@@ -348,7 +339,6 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
     uint32_t stored = 0; /* blocks whose dQ is in its place */
     bool finite = true;
     backward_arrays(problem, scratch, f);
-    memset(f->rows, 0, sizeof f->rows);
     memset(f->summed, 0, sizeof f->summed);
     pack_keys_backward(f, place, first, last);
     TILES_ON();
@@ -360,10 +350,12 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
         case 4: walk_block(&t, 4); break;
         default: walk_block(&t, t.depth);
         }
-        if (all_finite(f->dq, t.groups * SQUARE * width)) {
-            store_queries(f, step, place, row, block_end);
-            stored |= 1u << (row - begin) / BLOCK;
-        } else finite = false;
+        finite &= all_finite(f->dq, t.groups * SQUARE * width);
+        if (!finite) continue; /* and these rows are not passed before the end */
+        ra_turn_wait(place->turn, block_end);
+        store_queries(f, step, place, row, block_end);
+        ra_turn_pass(place->turn, block_end);
+        stored |= 1u << (row - begin) / BLOCK;
     }
     TILES_OFF();
     if (finite && keys_finite(f, t.chunks, width)) {
@@ -386,5 +378,5 @@ int64_t ra_amx_backward_scratch(const ra_problem *problem, int workers) {
 
 ra_status ra_amx_backward(const ra_backward_step *step) {
     if (left_to_avx512(step->problem)) return ra_avx512_backward(step);
-    return ra_cpu_backward(step, backward_tile, tile_rows(step->problem), COLUMNS, ra_amx_backward_scratch(step->problem, 1));
+    return ra_cpu_backward(step, backward_tile, ROWS, COLUMNS, ra_amx_backward_scratch(step->problem, 1));
 }

@@ -8,9 +8,9 @@
  * dimension), so that every step has one such piece to add, and all of a step's data stays in the first cache: what streams
  * past is K and V.
  *
- * Weights are powers of two: P = 2^(x - base), x = scale * log2(e) * q.k, with an integer base for every row. It is the first
- * step's maximum and stays until the weights of a step pass 2^60: then they are done again with a new base, and the row's sums
- * are scaled by a power of two, which is exact.
+ * Weights are powers of two: P = 2^(x - base), x = scale * log2(e) * q.k, with an integer base for every row. It is ROOM above
+ * the first step's maximum and stays until two weights of a step come to 2: then they are done again with a new base, and the
+ * row's sums are scaled by a power of two, which is exact.
  */
 #include "kernels/cpu/bf16_amx.h"
 
@@ -24,7 +24,8 @@ enum {
 /* Rows of a tile at most. */
 INLINE int64_t most_rows(const ra_problem *problem) { return ra_min(QUERIES, SUMMED / padded(problem->head_dim)); }
 
-#define HEAVIEST 0x1p60f /* weight for which a row's base stays */
+#define ROOM 16         /* 2^-ROOM is the weight of a maximum */
+#define HEAVY (1 << 30) /* the bit that floats have from 2 on */
 
 typedef struct forward_space {
     _Alignas(64) float s[2][4 * SUMS];                       /* scores of this step and of the next */
@@ -87,14 +88,13 @@ typedef struct forward_work {
     bool masked;
 } forward_work;
 
-/* Which of the keys of a half of the step row i meets. */
-static ivec met_of(const forward_work *w, int64_t i, int half) {
+/* Which of the keys of the step row i meets: a bit each. */
+INLINE uint32_t met_of(const forward_work *w, int64_t i) {
     const strip *t = w->t;
-    const int64_t r = t->row + i, column = t->first + (t->from + w->step) * SQUARE + half * 16;
-    const int32_t begin = (int32_t)ra_max(0, ra_min(16, t->f->begin[r] - column)),
-                  end = (int32_t)ra_max(0, ra_min(16, t->f->end[r] - column));
-    const ivec lane = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-    return (lane >= begin - (ivec){0}) & (lane < end - (ivec){0});
+    const int64_t r = t->row + i, column = t->first + (t->from + w->step) * SQUARE;
+    const int64_t begin = ra_max(0, ra_min(SQUARE, t->f->begin[r] - column)),
+                  end = ra_max(0, ra_min(SQUARE, t->f->end[r] - column));
+    return (uint32_t)((UINT64_C(1) << end) - 1) & ~(uint32_t)((UINT64_C(1) << begin) - 1);
 }
 
 /* A weight of row i is too heavy, or there is no base yet: takes a new one, and scales all that hangs on the old. acc still
@@ -103,46 +103,50 @@ static void renew_base(const forward_work *w, int64_t i) {
     strip *t = w->t;
     forward_space *f = t->f;
     const int64_t r = t->row + i;
-    float high = -INFINITY;
-    for (int half = 0; half < 2; half++) {
-        const float *s = w->scores + i * 16 + half * 2 * SUMS;
-        const ivec met = w->masked ? met_of(w, i, half) : ~(ivec){0};
-        for (int c = 0; c < 16; c++)
-            if (met[c]) high = s[c] > high ? s[c] : high;
-    }
-    const float old = f->base[r], base = rintf(high * t->scale);
+    const float *s = w->scores + i * 16;
+    const uint32_t met = met_of(w, i);
+    const float high = VEC_HIGHEST(VEC_MAX(VEC_ONLY(met, load(s)), VEC_ONLY(met >> 16, load(s + 2 * SUMS))));
+    const float old = f->base[r], base = rintf(high * t->scale) + ROOM;
     if (!(base > old)) return;
-    const float shrink = exp2f(old - base);
     f->base[r] = base;
-    f->shrink[i] *= shrink;
-    w->sums[i] *= splat(shrink);
-    f->l[r] *= (double)shrink;
+    if (old == -INFINITY) return; /* nothing hangs on it */
+    const vec shrink = VEC_SCALE(splat(1), splat(old - base));
+    f->shrink[i] *= shrink[0];
+    w->sums[i] *= shrink;
+    f->l[r] *= (double)shrink[0];
     for (int64_t earlier = w->step % t->depth; earlier > 0; earlier--) {
         uint16_t *p = w->weights - earlier * 2 * TILE + i * 32;
-        for (int c = 0; c < SQUARE; c++) p[c] = ra_f32_to_bf16(ra_bf16_to_f32(p[c]) * shrink);
+        for (int c = 0; c < SQUARE; c++) p[c] = ra_f32_to_bf16(ra_bf16_to_f32(p[c]) * shrink[0]);
     }
     t->shrunk = true;
 }
 
-/* Weights of row i; returns the sums of two. */
+/* Weights of row i; returns the sums of two. What is not met may be anything. */
 INLINE vec weigh_row(const forward_work *w, int64_t i, const bool masked) {
     const float *s = w->scores + i * 16;
     const vec scale = splat(w->scale), base = splat(w->base[i]);
+    const uint32_t met = masked ? met_of(w, i) : UINT32_MAX;
     vec x0 = load(s) * scale - base, x1 = load(s + 2 * SUMS) * scale - base;
-    if (masked) { /* what is not met may be anything */
-        const ivec met0 = met_of(w, i, 0), met1 = met_of(w, i, 1), none = (ivec)splat(-INFINITY);
-        x0 = (vec)(((ivec)x0 & met0) | (none & ~met0)), x1 = (vec)(((ivec)x1 & met1) | (none & ~met1));
-    }
+    if (masked) x0 = VEC_ONLY(met, x0), x1 = VEC_ONLY(met >> 16, x1);
     const vec p0 = power_of_two(x0), p1 = power_of_two(x1);
-    *(halves_any *)(w->weights + i * 32) = VEC_TO_BF16(p0, p1);
+    store_pairs(w->weights + i * 32, rounded(p0), rounded(p1));
     return p0 + p1;
+}
+
+/* The first bases of rows that meet all keys of step 0, whose scores are there. */
+static void first_bases(strip *t) {
+    float *base = t->f->base + t->row;
+    for (int64_t i = 0; i < STRIP; i++) {
+        const float *s = t->f->s[0] + i * 16;
+        if (base[i] == -INFINITY) base[i] = rintf(VEC_HIGHEST(VEC_MAX(load(s), load(s + 2 * SUMS))) * t->scale) + ROOM;
+    }
 }
 
 /* Rows [i, end) with care: masks, and new bases where they are due. */
 static __attribute__((noinline)) void weigh_carefully(const forward_work *w, int64_t i, int64_t end) {
     for (; i < end; i++) {
         vec sum = weigh_row(w, i, true);
-        if (VEC_ANY_ABOVE(sum, splat(HEAVIEST))) {
+        if (VEC_ANY_HAS(sum, HEAVY)) {
             renew_base(w, i);
             sum = weigh_row(w, i, true);
         }
@@ -160,13 +164,14 @@ INLINE void weigh_rows(forward_work *w, const int64_t rows) {
         return;
     }
     const forward_work in_registers = *w;
-    vec sum[8], peak = splat(0);
+    vec sum[8];
+    ivec bits = {0};
 #pragma GCC unroll 8
     for (int64_t i = 0; i < rows; i++) {
         sum[i] = weigh_row(&in_registers, begin + i, false);
-        peak = VEC_MAX(peak, sum[i]);
+        bits |= (ivec)sum[i];
     }
-    if (__builtin_expect(VEC_ANY_ABOVE(peak, splat(HEAVIEST)), 0)) {
+    if (__builtin_expect(VEC_ANY_HAS(bits, HEAVY), 0)) {
         weigh_carefully(w, begin, begin + rows);
         return;
     }
@@ -208,6 +213,7 @@ INLINE void fetch_ahead(strip *t) {
 INLINE void walk(strip *t, const int64_t depth, const int64_t rows) {
     multiply(&t->owed, SCORES_OF(t, 0, depth), false, NULL, 0);
     settle(&t->owed);
+    if (t->begin <= t->from * SQUARE && t->end >= (t->from + 1) * SQUARE) first_bases(t);
     for (int64_t step = 0; step < t->steps; step++) {
         const int64_t block = step / depth, piece = step % depth, column = (t->from + step) * SQUARE;
         forward_work work = {.t = t,
@@ -292,19 +298,22 @@ static void load_state(forward_space *f, const ra_forward_step *step, const ra_p
 
 static void load_queries(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end) {
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, all = padded(rows);
+    int64_t low, high;
+    const bool alike = ra_place_alike(place, begin, end, &low, &high);
     memset(f->acc, 0, (size_t)(all * width) * sizeof(float));
-    memset(f->rows, 0, sizeof f->rows); /* what fills up the lines stays zero */
     for (int64_t i = 0; i < all; i++) {
-        /* What fills up the last strip meets what the last row meets, and goes nowhere. */
-        const int64_t r = begin + ra_min(i, rows - 1);
         f->sums[i] = splat(0);
         f->l[i] = 0;
         f->base[i] = -INFINITY;
-        ra_place_interval(place, r, &f->begin[i], &f->end[i]);
-        copy_row(f->rows + i % SQUARE * width, (const uint16_t *)step->q.data + ra_place_at(place, &step->q, r), dim);
+        f->begin[i] = low;
+        f->end[i] = high;
+        /* What fills up the last strip meets what the last row meets, and goes nowhere. */
+        const int64_t r = begin + ra_min(i, rows - 1);
+        if (!alike) ra_place_interval(place, r, &f->begin[i], &f->end[i]);
         if (i < rows && !step->single) load_state(f, step, place, i, r);
-        if (i % SQUARE == SQUARE - 1) pack_rows(f->q + (i - SQUARE + 1) * width, (rows32){f->rows, width}, width);
     }
+    for (int64_t i = 0; i < all; i += SQUARE)
+        pack_rows(f->q + i * width, take_queries(f->rows, place, &step->q, begin + i, end), width);
 }
 
 /* Writes rows [row, row + rows) of the tile that begins at `begin`. False, and nothing written, if they are not finite. */

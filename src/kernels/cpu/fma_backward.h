@@ -1,8 +1,9 @@
 /* Backward of fma.h. */
 
 enum {
-    BACK_KEYS = 256, /* of a tile */
-    BACK_ROWS = 288,
+    BACK_KEYS = 256,              /* of a tile */
+    BACK_ROWS = 288,              /* that are loaded at a time */
+    BACK_TILE = 4 * BACK_ROWS,    /* rows of a tile: its keys are packed, and dk and dv stored, once for them all */
     BACK_STRIP = 48,              /* rows whose scores are held at a time */
     BACK_DEPTH = 128,             /* keys that dQ is summed over at a time: a panel of them fits into the first cache */
     BACK_SCORES = BACK_KEYS + 16, /* stride of a strip; the tail is for register tiles that stick out */
@@ -69,7 +70,8 @@ static void differentiate(backward_space *f, const ra_place *place, int64_t tile
     }
 }
 
-static void load_gradients(backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end) {
+/* False if some of what was loaded is not finite. */
+static bool load_gradients(backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end) {
     const ra_problem *problem = place->problem;
     const int64_t dim = problem->head_dim, width = padded(dim), rows = end - begin,
                   all = ra_ceil_div(rows, TILE_ROWS) * TILE_ROWS;
@@ -90,31 +92,39 @@ static void load_gradients(backward_space *f, const ra_backward_step *step, cons
     }
     memset(f->q + rows * width, 0, (size_t)((all - rows) * width) * sizeof(float));
     memset(f->dout + rows * width, 0, (size_t)((all - rows) * width) * sizeof(float));
+    return all_finite(f->q, rows * width) && all_finite(f->dout, rows * width);
+}
+
+/* False if some key is not finite. */
+static bool load_keys(backward_space *f, const ra_place *place, int64_t first, int64_t last) {
+    const ra_item *item = place->item;
+    const int64_t dim = place->problem->head_dim;
+    pack_rows(f->keys, place, &item->k_view, first, first, last, BACK_KEYS);
+    for (int64_t d = 0; d < dim; d += PANEL)
+        if (!all_finite(f->keys + d * BACK_KEYS, (last - first) * padded(ra_min(PANEL, dim - d)))) return false;
+    pack_panels(f->key_panels, f->staged, place, &item->k_view, first, first, last);
+    pack_panels(f->value_panels, f->staged, place, &item->v_view, first, first, last);
+    return true;
 }
 
 INLINE void add_row(float *restrict to, const float *restrict from, float factor, int64_t dim) {
     for (int64_t d = 0; d < dim; d++) to[d] += factor * from[d];
 }
 
-static void backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
-                          int64_t last, void *scratch) {
-    backward_space *f = scratch;
+static void store_keys(const backward_space *f, const ra_place *place, int64_t first, int64_t last) {
     const ra_item *item = place->item;
+    const int64_t dim = place->problem->head_dim, width = padded(dim);
+    for (int64_t c = 0; c < last - first; c++) {
+        add_row((float *)item->dk_view.data + ra_place_key_at(place, &item->dk_view, first + c), f->dk + c * width, 1, dim);
+        add_row((float *)item->dv_view.data + ra_place_key_at(place, &item->dv_view, first + c), f->dv + c * width, 1, dim);
+    }
+}
+
+/* The rows that are loaded, [begin, end), with the keys that are packed. *fresh: dk and dv hold nothing yet. */
+static void backward_rows(backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
+                          int64_t first, int64_t last, bool *fresh) {
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, keys = last - first;
     const float sign = sign_of(place->problem);
-    backward_arrays(place->problem, scratch, f);
-    load_gradients(f, step, place, begin, end);
-    pack_rows(f->keys, place, &item->k_view, first, first, last, BACK_KEYS);
-    bool finite = all_finite(f->q, rows * width) && all_finite(f->dout, rows * width);
-    for (int64_t d = 0; d < dim; d += PANEL)
-        finite = finite && all_finite(f->keys + d * BACK_KEYS, keys * padded(ra_min(PANEL, dim - d)));
-    if (!finite) {
-        ra_scalar_backward_tile(step, place, begin, end, first, last, scratch);
-        return;
-    }
-    pack_panels(f->key_panels, f->staged, place, &item->k_view, first, first, last);
-    pack_panels(f->value_panels, f->staged, place, &item->v_view, first, first, last);
-    bool fresh = true; /* dk and dv hold nothing yet */
     for (int64_t row = 0; row < rows; row += BACK_STRIP) {
         const int64_t count = ra_min(BACK_STRIP, rows - row);
         const span_of_keys k = keys_of(f->begin + row, f->end + row, count, first, last);
@@ -124,27 +134,50 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
         scores(count, k.to - k.from, dim, f->dout + row * width, f->value_panels + k.from * dim, f->ds + k.from, BACK_SCORES);
         differentiate(f, place, begin, row, count, &k, first);
         const float *p = f->p + k.begin, *ds = f->ds + k.begin;
-        if (fresh && met == keys) {
+        if (*fresh && met == keys) {
             spread(met, dim, count, p, BACK_SCORES, f->dout + row * width, f->dv, false);
             spread(met, dim, count, ds, BACK_SCORES, f->q + row * width, f->dk, false);
         } else {
-            if (fresh) {
+            if (*fresh) {
                 memset(f->dk, 0, (size_t)((keys + TILE_ROWS) * width) * sizeof(float));
                 memset(f->dv, 0, (size_t)((keys + TILE_ROWS) * width) * sizeof(float));
             }
             spread(met, dim, count, p, BACK_SCORES, f->dout + row * width, f->dv + k.begin * width, true);
             spread(met, dim, count, ds, BACK_SCORES, f->q + row * width, f->dk + k.begin * width, true);
         }
-        fresh = false;
+        *fresh = false;
         combine(count, dim, ra_min(met, BACK_DEPTH), ds, BACK_SCORES, f->keys, k.begin, BACK_KEYS, f->dq, false);
         for (int64_t c = BACK_DEPTH; c < met; c += BACK_DEPTH)
             combine(count, dim, ra_min(met - c, BACK_DEPTH), ds + c, BACK_SCORES, f->keys, k.begin + c, BACK_KEYS, f->dq, true);
+        ra_turn_wait(place->turn, begin + row + count);
         for (int64_t i = 0; i < count; i++)
             add_row((float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, begin + row + i), f->dq + i * width, sign,
                     dim);
+        ra_turn_pass(place->turn, begin + row + count);
     }
-    for (int64_t c = 0; !fresh && c < keys; c++) {
-        add_row((float *)item->dk_view.data + ra_place_key_at(place, &item->dk_view, first + c), f->dk + c * width, 1, dim);
-        add_row((float *)item->dv_view.data + ra_place_key_at(place, &item->dv_view, first + c), f->dv + c * width, 1, dim);
+}
+
+/* What is not finite is left to the scalar kernel, whose scratch is the same: so what is there goes to its place before. */
+static void backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
+                          int64_t last, void *scratch) {
+    backward_space *f = scratch;
+    bool fresh = true;
+    backward_arrays(place->problem, scratch, f);
+    if (!load_keys(f, place, first, last)) {
+        ra_scalar_backward_tile(step, place, begin, end, first, last, scratch);
+        return;
     }
+    for (int64_t row = begin; row < end; row += BACK_ROWS) {
+        const int64_t stop = ra_min(row + BACK_ROWS, end);
+        if (load_gradients(f, step, place, row, stop)) {
+            backward_rows(f, step, place, row, stop, first, last, &fresh);
+            continue;
+        }
+        if (!fresh) store_keys(f, place, first, last);
+        ra_scalar_backward_tile(step, place, row, stop, first, last, scratch);
+        backward_arrays(place->problem, scratch, f);
+        load_keys(f, place, first, last);
+        fresh = true;
+    }
+    if (!fresh) store_keys(f, place, first, last);
 }

@@ -50,7 +50,11 @@ void ra_scalar_forward_tile(const ra_forward_step *step, const ra_place *place, 
 void ra_scalar_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
                              int64_t last, void *scratch) {
     ra_backward_tile *tile = step->problem->dtype == RA_F64 ? f64_backward_tile : f32_backward_tile;
-    for (; first < last; first += KEYS) tile(step, place, begin, end, first, ra_min(first + KEYS, last), scratch);
+    ra_turn held = {.passed = NULL, .before = place->turn ? place->turn->before : NULL};
+    ra_place part = *place;
+    part.turn = &held; /* rows are passed on with the last keys */
+    for (; last - first > KEYS; first += KEYS) tile(step, &part, begin, end, first, first + KEYS, scratch);
+    tile(step, place, begin, end, first, last, scratch);
 }
 
 int64_t ra_scalar_forward_scratch(const ra_problem *problem, int workers) { return workers * forward_space(problem); }

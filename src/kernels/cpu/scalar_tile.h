@@ -234,7 +234,10 @@ static void NAME(backward_tile)(const ra_backward_step *step, const ra_place *pl
         ra_place_interval(place, r, &b, &e);
         b = ra_max(b, first) - first;
         e = ra_min(e, last) - first;
-        if (b < e) NAME(backward_row)(step, s, place, r, first, b, e);
+        if (b >= e) continue;
+        ra_turn_wait(place->turn, r + 1);
+        NAME(backward_row)(step, s, place, r, first, b, e);
+        ra_turn_pass(place->turn, r + 1);
     }
     for (int64_t c = first; c < last; c++) {
         real *dk = (real *)place->item->dk_view.data + ra_place_key_at(place, &place->item->dk_view, c);

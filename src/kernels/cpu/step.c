@@ -1,5 +1,7 @@
 #include "kernels/cpu/places.h"
 
+#include <sched.h>
+
 #include "core/status.h"
 
 /* ---------------------------------------------------------------------------------------------------------- waves */
@@ -107,50 +109,45 @@ ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int
 
 /* ------------------------------------------------------------------------------------------------------- backward */
 
-/* A tile of query rows i and keys j adds to dq of i and to dk, dv of j. In round t the tiles with (i + j) mod rounds = t run:
- * no two of them share an i or a j, so every sum has one writer at a time and an order that is fixed by the item alone. Along
- * the anti-diagonals a causal triangle has half a row of tiles in every round, and a window its share: all rounds are equally
- * heavy.
+/* A tile of rows i and keys j adds to dq of i and to dk, dv of j. Every sum has an order that the item alone decides: dq takes
+ * the columns one after the other, dk and dv the rows.
  *
  *         j 0 1 2 3
  *     i 0   0 1 2 3
- *       1   1 2 3 0      the round of each tile
- *       2   2 3 0 1
- *       3   3 0 1 2
+ *       1   4 5 6 7      the tiles in the order in which they are dealt
  *
- * Of many small places each is one task, through all its rounds; else the rounds are run one by one: the order of the sums is
- * the same. */
+ * Tiles of a row of them run side by side, and only dq is waited for: a tile adds to rows that the one on its left has passed,
+ * which is soon, since both go through the rows in the same order. A tile begins when the one above it is done. Every wait is
+ * for a tile that was dealt before, so the first that is not done never waits. Of many small places each is one task. */
+enum { MOST_TILES = 256 }; /* that are dealt in one run: each has a counter */
+
 typedef struct backward_wave {
     const ra_backward_step *step;
     const ra_item *items;
     ra_backward_tile *tile;
     int64_t rows, keys, scratch;
-    int64_t round; /* of this run; -1: a task is a place */
+    int64_t first;           /* tile of this run; -1: a task is a place */
+    _Atomic int64_t *passed; /* rows, by each tile of the run; INT64_MAX: it is done */
 } backward_wave;
 
 typedef struct grid {
-    int64_t places, query_blocks, key_blocks, rounds;
+    int64_t places, query_blocks, key_blocks;
 } grid;
 
 static grid grid_of(const backward_wave *wave, const ra_item *item) {
     const ra_problem *problem = wave->step->problem;
     grid g = {ra_places(problem, item), blocks_of(item->q.count * (problem->heads / problem->kv_heads), wave->rows),
-              blocks_of(item->k.count, wave->keys), 0};
-    g.rounds = ra_max(g.query_blocks, g.key_blocks);
+              blocks_of(item->k.count, wave->keys)};
     if (item->k.count <= 0) g.places = 0;
     return g;
 }
 
 static int64_t tasks_of(const backward_wave *wave, const ra_item *item) {
     const grid g = grid_of(wave, item);
-    if (wave->round < 0) return g.places;
-    return wave->round < g.rounds ? g.places * g.query_blocks : 0;
+    return wave->first < 0 ? g.places : g.places * g.query_blocks * g.key_blocks;
 }
 
-static void backward_pair(const backward_wave *wave, const ra_place *place, const grid *g, int64_t i, int64_t round,
-                          char *scratch) {
-    const int64_t j = ra_mod(round - i, g->rounds);
-    if (j >= g->key_blocks) return;
+static void backward_pair(const backward_wave *wave, const ra_place *place, int64_t i, int64_t j, char *scratch) {
     const int64_t begin = i * wave->rows, end = ra_min(begin + wave->rows, ra_place_rows(place));
     int64_t low, high;
     ra_place_hull(place, begin, end, &low, &high);
@@ -162,37 +159,50 @@ static void backward_pair(const backward_wave *wave, const ra_place *place, cons
 static void backward_task(void *arg, int64_t index, int worker) {
     const backward_wave *wave = arg;
     const ra_item *item = wave->items;
-    for (int64_t tasks; index >= (tasks = tasks_of(wave, item)); item++) index -= tasks;
-    const grid g = grid_of(wave, item);
     char *scratch = (char *)wave->step->scratch + worker * wave->scratch;
-    if (wave->round >= 0) {
-        const ra_place place = ra_place_number(wave->step->problem, item, index / g.query_blocks);
-        backward_pair(wave, &place, &g, index % g.query_blocks, wave->round, scratch);
+    int64_t left = ra_max(wave->first, 0) + index;
+    for (int64_t tasks; left >= (tasks = tasks_of(wave, item)); item++) left -= tasks;
+    const grid g = grid_of(wave, item);
+    if (wave->first < 0) {
+        const ra_place place = ra_place_number(wave->step->problem, item, left);
+        for (int64_t i = 0; i < g.query_blocks; i++)
+            for (int64_t j = 0; j < g.key_blocks; j++) backward_pair(wave, &place, i, j, scratch);
         return;
     }
-    const ra_place place = ra_place_number(wave->step->problem, item, index);
-    for (int64_t round = 0; round < g.rounds; round++)
-        for (int64_t i = 0; i < g.query_blocks; i++) backward_pair(wave, &place, &g, i, round, scratch);
+    const int64_t tile = left % (g.query_blocks * g.key_blocks), i = tile / g.key_blocks, j = tile % g.key_blocks;
+    ra_place place = ra_place_number(wave->step->problem, item, left / (g.query_blocks * g.key_blocks));
+    ra_turn turn = {.passed = &wave->passed[index], .before = j > 0 && index > 0 ? &wave->passed[index - 1] : NULL};
+    place.turn = &turn;
+    if (i > 0 && index >= g.key_blocks) ra_wait_for_rows(&wave->passed[index - g.key_blocks], INT64_MAX);
+    backward_pair(wave, &place, i, j, scratch);
+    ra_turn_pass(&turn, INT64_MAX);
+}
+
+void ra_wait_for_rows(_Atomic int64_t *passed, int64_t rows) {
+    for (int spins = 0; atomic_load_explicit(passed, memory_order_acquire) < rows; spins++)
+        if (spins > 1000) sched_yield(); /* its thread may want this processor */
 }
 
 ra_status ra_cpu_backward(const ra_backward_step *step, ra_backward_tile *tile, int64_t rows, int64_t keys, int64_t scratch) {
+    _Atomic int64_t passed[MOST_TILES];
     for (int64_t begin = 0, end; begin < step->item_count; begin = end) {
         end = wave_end(step->items, begin, step->item_count, true);
-        backward_wave wave = {step, step->items + begin, tile, rows, keys, scratch, -1};
-        int64_t places = 0, rounds = 0;
+        backward_wave wave = {step, step->items + begin, tile, rows, keys, scratch, -1, passed};
+        int64_t places = 0, tiles = 0, most = 0;
         for (int64_t i = begin; i < end; i++) {
             const grid g = grid_of(&wave, &step->items[i]);
             places += g.places;
-            rounds = ra_max(rounds, g.places > 0 ? g.rounds : 0);
+            tiles += g.places * g.query_blocks * g.key_blocks;
+            most = ra_max(most, g.query_blocks * g.key_blocks);
         }
-        if (places >= 4 * (int64_t)ra_workers_count(step->workers) && rounds <= 8) {
+        if (places >= 4 * (int64_t)ra_workers_count(step->workers) && most <= 64) {
             ra_workers_run(step->workers, places, backward_task, &wave, step->poll, step->poll_arg);
             continue;
         }
-        for (wave.round = 0; wave.round < rounds; wave.round++) {
-            int64_t tasks = 0;
-            for (int64_t i = begin; i < end; i++) tasks += tasks_of(&wave, &step->items[i]);
-            ra_workers_run(step->workers, tasks, backward_task, &wave, step->poll, step->poll_arg);
+        for (wave.first = 0; wave.first < tiles; wave.first += MOST_TILES) {
+            const int64_t count = ra_min(tiles - wave.first, MOST_TILES);
+            for (int64_t i = 0; i < count; i++) atomic_store_explicit(&passed[i], 0, memory_order_relaxed);
+            ra_workers_run(step->workers, count, backward_task, &wave, step->poll, step->poll_arg);
         }
     }
     return RA_OK;

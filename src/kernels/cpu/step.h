@@ -8,18 +8,37 @@
 #ifndef RA_KERNELS_CPU_STEP_H
 #define RA_KERNELS_CPU_STEP_H
 
+#include <stdatomic.h>
+
 #include "kernels/kernel.h"
 
 typedef struct ra_place {
     const ra_problem *problem;
     const ra_item *item;
-    ra_item_rows q, k; /* the item's, with the loops applied */
-    int64_t origin;    /* likewise */
-    int64_t batch;     /* entry */
-    int64_t kv_index;  /* head index of the item's views */
-    int64_t head;      /* first query head of the group */
-    int64_t group;     /* query heads of a KV head */
+    ra_item_rows q, k;    /* the item's, with the loops applied */
+    int64_t origin;       /* likewise */
+    int64_t batch;        /* entry */
+    int64_t kv_index;     /* head index of the item's views */
+    int64_t head;         /* first query head of the group */
+    int64_t group;        /* query heads of a KV head */
+    struct ra_turn *turn; /* of a backward tile; NULL: nobody else adds to the same rows */
 } ra_place;
+
+/* The order of the sums of dq. A tile goes through its rows in order: it waits before it adds to them, and passes them on. */
+typedef struct ra_turn {
+    _Atomic int64_t *passed; /* rows before this one have been added to; NULL: not to be told */
+    _Atomic int64_t *before; /* the same of the tile whose turn comes first; NULL: there is none */
+} ra_turn;
+
+void ra_wait_for_rows(_Atomic int64_t *passed, int64_t rows);
+
+static inline void ra_turn_wait(const ra_turn *turn, int64_t rows) {
+    if (turn && turn->before) ra_wait_for_rows(turn->before, rows);
+}
+
+static inline void ra_turn_pass(const ra_turn *turn, int64_t rows) {
+    if (turn && turn->passed) atomic_store_explicit(turn->passed, rows, memory_order_release);
+}
 
 /* Arrays of a worker's scratch one after the other, each on a 64-byte boundary. With *at NULL only counts: *at ends at the
  * size. */
@@ -71,6 +90,14 @@ static inline void ra_place_hull(const ra_place *p, int64_t first, int64_t last,
     ra_place_interval(p, first, begin, &unused);
     ra_place_interval(p, last - 1, &unused, end);
     *end = ra_max(*begin, ra_min(*end, p->k.count)); /* an empty interval may lie beyond the keys */
+}
+
+/* Do rows [first, last) all meet the same keys, [*begin, *end)? If not, those are met by the first. */
+static inline bool ra_place_alike(const ra_place *p, int64_t first, int64_t last, int64_t *begin, int64_t *end) {
+    int64_t last_begin, last_end;
+    ra_place_interval(p, first, begin, end);
+    ra_place_interval(p, last - 1, &last_begin, &last_end);
+    return *begin == last_begin && *end == last_end;
 }
 
 #endif
