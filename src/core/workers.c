@@ -51,14 +51,6 @@ struct ra_workers {
     void *arg;
 };
 
-static inline void relax(void) {
-#if defined(__x86_64__)
-    __builtin_ia32_pause();
-#elif defined(__aarch64__)
-    __asm__ volatile("isb"); /* `yield` is free on most cores; this waits about as long as a pause */
-#endif
-}
-
 static int64_t take_index(ra_workers *w) { return atomic_fetch_add_explicit(&w->next, 1, memory_order_relaxed); }
 
 /* True if the job was open and this worker is now inside; *seen is the generation that was open or closed. */
@@ -84,7 +76,7 @@ static void leave(ra_workers *w) {
 static void wait_for_job(ra_workers *w, uint_fast64_t seen) {
     for (int i = 0; i < SPINS; i++) {
         if (atomic_load_explicit(&w->gate, memory_order_relaxed) / GENERATION_STEP != seen) return;
-        relax();
+        ra_relax();
     }
     pthread_mutex_lock(&w->lock);
     atomic_fetch_add(&w->sleepers, 1); /* before the look at the gate: the caller opens it before its look at sleepers */
@@ -183,7 +175,7 @@ static bool somebody_inside(ra_workers *w) { return (atomic_load(&w->gate) & INS
 /* Waits for the last tasks; with a poll function it never sleeps longer than a transfer may want to be looked after. */
 static void close_gate(ra_workers *w, void (*poll)(void *poll_arg), void *poll_arg) {
     atomic_fetch_and(&w->gate, ~(uint_fast64_t)OPEN_BIT);
-    for (int i = 0; i < SPINS && somebody_inside(w); i++) relax();
+    for (int i = 0; i < SPINS && somebody_inside(w); i++) ra_relax();
     while (somebody_inside(w)) {
         if (poll) poll(poll_arg);
         pthread_mutex_lock(&w->lock);

@@ -21,6 +21,15 @@ void ra_workers_run(ra_workers *workers, int64_t count, void (*task)(void *arg, 
  * ones, until it is wanted again. */
 void ra_workers_drop(ra_workers *workers, bool drop);
 
+/* A moment's rest in a loop that waits for another thread. */
+static inline void ra_relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("isb"); /* `yield` is free on most cores; this waits about as long as a pause */
+#endif
+}
+
 /* Cores this process may use: affinity and cgroup limits. At least 1. */
 int ra_usable_cores(void);
 

@@ -179,8 +179,10 @@ static void backward_task(void *arg, int64_t index, int worker) {
 }
 
 void ra_wait_for_rows(_Atomic int64_t *passed, int64_t rows) {
-    for (int spins = 0; atomic_load_explicit(passed, memory_order_acquire) < rows; spins++)
+    for (int spins = 0; atomic_load_explicit(passed, memory_order_acquire) < rows; spins++) {
+        ra_relax();
         if (spins > 1000) sched_yield(); /* its thread may want this processor */
+    }
 }
 
 ra_status ra_cpu_backward(const ra_backward_step *step, ra_backward_tile *tile, int64_t rows, int64_t keys, int64_t scratch) {
