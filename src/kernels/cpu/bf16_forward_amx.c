@@ -24,7 +24,7 @@ enum {
 /* Rows of a tile at most. */
 INLINE int64_t most_rows(const ra_problem *problem) { return ra_min(QUERIES, SUMMED / padded(problem->head_dim)); }
 
-#define ROOM 16         /* 2^-ROOM is the weight of a maximum */
+#define ROOM 8          /* 2^-ROOM is the weight of a maximum: little, so that small values stay far from subnormal products */
 #define HEAVY (1 << 30) /* the bit that floats have from 2 on */
 
 typedef struct forward_space {
