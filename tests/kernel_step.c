@@ -92,6 +92,31 @@ static void forward_follows_scores_that_grow_without_bound(void **state) {
     ra_workers_destroy(workers);
 }
 
+/* Values near the smallest numbers: no weight may be so small that their products vanish. (f16 has no such values.) */
+static void forward_keeps_values_that_are_tiny(void **state) {
+    (void)state;
+    static const ra_dtype wide[] = {RA_F32, RA_BF16, RA_F64};
+    ra_workers *workers = workers_new(2);
+    for (int t = 0; t < 3; t++)
+        for (uint64_t seed = 2600; seed < 2600 + (uint64_t)case_share(8); seed++) {
+            kernel_case *c = case_new(seed, wide[t], &(case_options){.max_rows = 70, .max_keys = 200, .amplitude = 1});
+            for (int n = 0; n < c->item_count; n++)
+                for (int64_t b = 0; b < c->problem.batch; b++)
+                    for (int64_t row = 0; row < c->rows_k; row++)
+                        for (int64_t head = 0; head < c->v[n].heads; head++)
+                            for (int64_t d = 0; d < c->problem.head_dim; d++)
+                                if (c->v[n].used[guarded_at(&c->v[n], b, row, head, d)])
+                                    guarded_set(&c->v[n], b, row, head, d, 0x1p-100 * guarded_get(&c->v[n], b, row, head, d));
+            case_forward_reference(c);
+            for (int i = 0; KERNEL_AT(i, wide[t]); i++) {
+                case_forward(c, KERNEL_AT(i, wide[t]), workers, true);
+                case_check_forward(c, KERNEL_AT(i, wide[t])->name, seed, true);
+            }
+            case_free(c);
+        }
+    ra_workers_destroy(workers);
+}
+
 static void forward_drops_the_same_pairs_as_the_definition(void **state) {
     (void)state;
     forward_cases(&(case_options){.max_rows = 40, .max_keys = 150, .amplitude = 1, .dropout = true}, 3000, 20);
@@ -377,6 +402,7 @@ int main(void) {
         cmocka_unit_test(forward_agrees_with_float64_on_scores_of_tens),
         cmocka_unit_test(forward_agrees_with_float64_over_many_key_blocks),
         cmocka_unit_test(forward_follows_scores_that_grow_without_bound),
+        cmocka_unit_test(forward_keeps_values_that_are_tiny),
         cmocka_unit_test(forward_drops_the_same_pairs_as_the_definition),
         cmocka_unit_test(backward_agrees_with_float64_on_random_items),
         cmocka_unit_test(backward_agrees_with_float64_on_scores_of_tens),
