@@ -278,6 +278,32 @@ static void a_poisoned_row_reaches_only_the_rows_that_attend_to_it(void **state)
     ra_workers_destroy(workers);
 }
 
+/* dout of query 400 is NaN: the keys that it attends to feel it, and later ones do not, nor other queries. Kernels that take
+ * rows in blocks have summed over some before they meet it, and go on after it. */
+static void a_poisoned_query_reaches_only_the_keys_it_attends_to(void **state) {
+    (void)state;
+    ra_workers *workers = workers_new(2);
+    for (int t = 0; t < 4; t++)
+        for (uint64_t seed = 9100; seed < 9100 + (uint64_t)case_share(2); seed++) {
+            kernel_case *c = case_new(
+                seed, dtypes[t],
+                &(case_options){
+                    .max_rows = 700, .rows = 700, .max_keys = 600, .keys = 600, .dim = 40, .amplitude = 1, .causal = true});
+            const int64_t row = c->items[0].q.row + 400 * c->items[0].q.row_step;
+            for (int64_t b = 0; b < c->problem.batch; b++)
+                for (int64_t head = 0; head < c->problem.heads; head++)
+                    if (c->dout.used[guarded_at(&c->dout, b, row, head, 0)]) guarded_set(&c->dout, b, row, head, 0, NAN);
+            case_forward_reference(c);
+            case_backward_reference(c);
+            for (int i = 0; KERNEL_AT(i, dtypes[t]); i++) {
+                case_backward(c, KERNEL_AT(i, dtypes[t]), workers);
+                case_check_backward(c, KERNEL_AT(i, dtypes[t])->name, seed);
+            }
+            case_free(c);
+        }
+    ra_workers_destroy(workers);
+}
+
 /* Keys of -inf against queries of positive elements: rows that meet only such keys are empty. */
 static void rows_whose_every_score_is_minus_infinity_are_empty(void **state) {
     (void)state;
@@ -413,6 +439,7 @@ int main(void) {
         cmocka_unit_test(tails_of_every_length_are_right),
         cmocka_unit_test(results_do_not_depend_on_the_number_of_workers),
         cmocka_unit_test(a_poisoned_row_reaches_only_the_rows_that_attend_to_it),
+        cmocka_unit_test(a_poisoned_query_reaches_only_the_keys_it_attends_to),
         cmocka_unit_test(rows_whose_every_score_is_minus_infinity_are_empty),
         cmocka_unit_test(gradients_are_the_slopes_of_forward),
 #ifdef COUNTED_SCALAR_TILES
