@@ -47,13 +47,14 @@ typedef struct tile_config {
 /* x - floor(x), 0 for infinities; and p 2^floor(x). */
 #define VEC_FRACTION(x) _mm512_reduce_ps(x, 0x09)
 #define VEC_SCALE(p, x) _mm512_scalef_ps(p, x)
-/* The upper halves of words moved down, over zeros; and has any of the words that bit? */
+/* The upper halves of words moved down, over zeros. */
 #define VEC_UPPER_HALVES(x)                                                                                                    \
     ((ivec)_mm512_shuffle_epi8(                                                                                                \
         (__m512i)(x), _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, -1, -1, 6, 7, -1, -1, 10, 11, -1, -1, 14, 15, -1, -1))))
 /* x where `bits` says so, else -inf; and the largest element, -inf at least. */
 #define VEC_ONLY(bits, x) _mm512_mask_blend_ps((__mmask16)(bits), _mm512_set1_ps(-INFINITY), x)
 #define VEC_HIGHEST(x) _mm512_reduce_max_ps(x)
+/* Has any of the words that bit? */
 #define VEC_ANY_HAS(x, bit) (_mm512_test_epi32_mask((__m512i)(x), _mm512_set1_epi32(bit)) != 0)
 #endif
 

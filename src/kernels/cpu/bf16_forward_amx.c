@@ -97,6 +97,9 @@ INLINE uint32_t met_of(const forward_work *w, int64_t i) {
     return (uint32_t)((UINT64_C(1) << end) - 1) & ~(uint32_t)((UINT64_C(1) << begin) - 1);
 }
 
+/* The base of a row of which these are the highest scores so far, by lanes. */
+INLINE float base_above(const strip *t, vec scores) { return rintf(VEC_HIGHEST(scores) * t->scale) + ROOM; }
+
 /* A weight of row i is too heavy, or there is no base yet: takes a new one, and scales all that hangs on the old. acc still
  * lacks the block before, so it waits. */
 static void renew_base(const forward_work *w, int64_t i) {
@@ -105,8 +108,8 @@ static void renew_base(const forward_work *w, int64_t i) {
     const int64_t r = t->row + i;
     const float *s = w->scores + i * 16;
     const uint32_t met = met_of(w, i);
-    const float high = VEC_HIGHEST(VEC_MAX(VEC_ONLY(met, load(s)), VEC_ONLY(met >> 16, load(s + 2 * SUMS))));
-    const float old = f->base[r], base = rintf(high * t->scale) + ROOM;
+    const float old = f->base[r],
+                base = base_above(t, VEC_MAX(VEC_ONLY(met, load(s)), VEC_ONLY(met >> 16, load(s + 2 * SUMS))));
     if (!(base > old)) return;
     f->base[r] = base;
     if (old == -INFINITY) return; /* nothing hangs on it */
@@ -138,7 +141,7 @@ static void first_bases(strip *t) {
     float *base = t->f->base + t->row;
     for (int64_t i = 0; i < STRIP; i++) {
         const float *s = t->f->s[0] + i * 16;
-        if (base[i] == -INFINITY) base[i] = rintf(VEC_HIGHEST(VEC_MAX(load(s), load(s + 2 * SUMS))) * t->scale) + ROOM;
+        if (base[i] == -INFINITY) base[i] = base_above(t, VEC_MAX(load(s), load(s + 2 * SUMS)));
     }
 }
 
