@@ -99,5 +99,6 @@ static inline void portable_tile_dot(int c, int a, int b) {
 #define TILE_STREAM(t, p, stride) portable_tile_load(t, p, stride)
 #define TILE_STORE(t, p, stride) portable_tile_store(t, p, stride)
 #define TILE_DOT(c, a, b) portable_tile_dot(c, a, b)
+#define TILE_REST() ((void)0)
 
 #endif

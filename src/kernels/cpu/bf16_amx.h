@@ -33,6 +33,7 @@ typedef struct tile_config {
     do {                                                                                                                       \
         tile_config config = {.palette = 1};                                                                                   \
         for (int i_ = 0; i_ < 8; i_++) config.bytes[i_] = 64, config.rows[i_] = 16;                                            \
+        __asm__ volatile("" ::"r"(&config) : "memory"); /* compilers believe that it takes 8 bytes */                          \
         _tile_loadconfig(&config);                                                                                             \
     } while (0)
 #define TILES_OFF() _tile_release()
@@ -42,6 +43,8 @@ typedef struct tile_config {
 #define TILE_STREAM(t, p, stride) _tile_stream_loadd(t, p, (size_t)(stride))
 #define TILE_STORE(t, p, stride) _tile_stored(t, p, (size_t)(stride))
 #define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+/* Where no work comes between two tile instructions: see PRODUCT. */
+#define TILE_REST() __asm__ volatile(".rept 8\n\tnop\n\t.endr")
 /* 32 elements of bf16: those of low, then those of high. */
 #define VEC_TO_BF16(low, high) ((halves)_mm512_cvtne2ps_pbh(high, low))
 /* x - floor(x), 0 for infinities; and p 2^floor(x). */
@@ -194,44 +197,74 @@ static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64
 /* Tile i of C goes where it is owed, and begins anew in the first step. */
 #define SETTLE_AND(i, offset)                                                                                                  \
     do {                                                                                                                       \
-        if (owed_) TILE_STORE(i, owed_ + (offset), 64);                                                                        \
+        if (owed_) {                                                                                                           \
+            TILE_STORE(i, owed_ + (offset), 64);                                                                               \
+            TILE_REST();                                                                                                       \
+        }                                                                                                                      \
         if (!first_) break;                                                                                                    \
-        if (add) TILE_LOAD(i, c + (offset), 64);                                                                               \
-        else TILE_ZERO(i);                                                                                                     \
+        if (!add) {                                                                                                            \
+            TILE_ZERO(i);                                                                                                      \
+            break;                                                                                                             \
+        }                                                                                                                      \
+        TILE_LOAD(i, c + (offset), 64);                                                                                        \
+        TILE_REST();                                                                                                           \
     } while (0)
 
-/* C = A B, or += with `add`, `depth` steps of 32 deep, of which each moves B by b_step elements; with a turn of other work
- * after every two tile products, about as much as they need to finish: in larger pieces the vector unit and the tile unit would
- * wait for each other, since the processor looks ahead some 500 instructions. The work must not touch C. `share` tells how much
- * of it a turn is.
+/* The share of units [from, to) that is due when `part` of `parts` is done. */
+INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { return from + (to - from) * part / parts; }
+
+/* Behind a tile instruction of a product: its share of the units. */
+#define TURN(unit, unroll)                                                                                                     \
+    do {                                                                                                                       \
+        const int64_t begin_ = due_at(from, to, part_, 8 * depth), end_ = due_at(from, to, part_ + 1, 8 * depth);              \
+        part_++;                                                                                                               \
+        if (begin_ == end_) TILE_REST();                                                                                       \
+        _Pragma(unroll) for (int64_t unit_ = begin_; unit_ < end_; unit_++) unit(work, unit_);                                 \
+    } while (0)
+#define PRODUCT_STEPS(unit, unroll)                                                                                            \
+    _Pragma(unroll) for (int64_t step_ = 0; step_ < depth; step_++) {                                                          \
+        const bool first_ = step_ == 0;                                                                                        \
+        TILE_LOAD_A(4, a, 64);                                                                                                 \
+        TURN(unit, unroll);                                                                                                    \
+        TILE_STREAM(6, b, 64);                                                                                                 \
+        TURN(unit, unroll);                                                                                                    \
+        SETTLE_AND(0, 0);                                                                                                      \
+        TILE_DOT(0, 4, 6);                                                                                                     \
+        TURN(unit, unroll);                                                                                                    \
+        TILE_STREAM(7, b + TILE, 64);                                                                                          \
+        TURN(unit, unroll);                                                                                                    \
+        SETTLE_AND(1, 2 * SUMS);                                                                                               \
+        TILE_DOT(1, 4, 7);                                                                                                     \
+        TURN(unit, unroll);                                                                                                    \
+        TILE_LOAD_A(5, a + TILE, 64);                                                                                          \
+        TURN(unit, unroll);                                                                                                    \
+        SETTLE_AND(2, SUMS);                                                                                                   \
+        TILE_DOT(2, 5, 6);                                                                                                     \
+        TURN(unit, unroll);                                                                                                    \
+        SETTLE_AND(3, 3 * SUMS);                                                                                               \
+        TILE_DOT(3, 5, 7);                                                                                                     \
+        TURN(unit, unroll);                                                                                                    \
+        a += 2 * TILE;                                                                                                         \
+        b += b_step;                                                                                                           \
+        owed_ = NULL;                                                                                                          \
+    }
+
+/* C = A B, or += with `add`, `depth` steps of 32 deep, of which each moves B by b_step elements; and units [from, to) of other
+ * work, which must not touch C, dealt out evenly behind the tile instructions. So both units of the processor have something to
+ * do, since it looks ahead some 500 instructions. Half of them where the other thread of its core is busy, and there a tile
+ * instruction that has another within the 8 instructions before it takes half as long again: hence a turn behind every single
+ * one.
  *
  * C stays in the tiles: they are owed to memory, and the next product stores each of them when it needs the tile, which hides
  * most of what a store takes. B streams past the first cache. */
-#define PRODUCT(name, work_type, turn)                                                                                         \
+#define PRODUCT(name, work_type, unit)                                                                                         \
     INLINE void name(float **owed, float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth,              \
-                     const bool add, work_type *work, const int64_t share) {                                                   \
+                     const bool add, work_type *work, const int64_t from, const int64_t to) {                                  \
         __asm__ volatile("" ::: "memory"); /* compilers do not know that a tile load reads memory */                           \
         float *owed_ = *owed;                                                                                                  \
-        _Pragma("GCC unroll 4") for (int64_t step_ = 0; step_ < depth; step_++) {                                              \
-            const bool first_ = step_ == 0;                                                                                    \
-            TILE_LOAD_A(4, a, 64);                                                                                             \
-            TILE_STREAM(6, b, 64);                                                                                             \
-            SETTLE_AND(0, 0);                                                                                                  \
-            TILE_DOT(0, 4, 6);                                                                                                 \
-            TILE_STREAM(7, b + TILE, 64);                                                                                      \
-            SETTLE_AND(1, 2 * SUMS);                                                                                           \
-            TILE_DOT(1, 4, 7);                                                                                                 \
-            TILE_LOAD_A(5, a + TILE, 64);                                                                                      \
-            turn(work, share);                                                                                                 \
-            SETTLE_AND(2, SUMS);                                                                                               \
-            TILE_DOT(2, 5, 6);                                                                                                 \
-            SETTLE_AND(3, 3 * SUMS);                                                                                           \
-            TILE_DOT(3, 5, 7);                                                                                                 \
-            turn(work, share);                                                                                                 \
-            a += 2 * TILE;                                                                                                     \
-            b += b_step;                                                                                                       \
-            owed_ = NULL;                                                                                                      \
-        }                                                                                                                      \
+        int64_t part_ = 0;                                                                                                     \
+        if (__builtin_constant_p(depth)) PRODUCT_STEPS(unit, "GCC unroll 8")                                                   \
+        else PRODUCT_STEPS(unit, "GCC unroll 1")                                                                               \
         *owed = c;                                                                                                             \
     }
 
@@ -245,7 +278,9 @@ INLINE void settle(float **owed) {
     *owed = NULL;
 }
 
-#define NO_TURN(work, share) ((void)(work), (void)(share))
-PRODUCT(multiply, void, NO_TURN)
+#define NO_UNIT(work, unit) ((void)(work), (void)(unit))
+PRODUCT(multiply_beside, void, NO_UNIT)
+/* Nothing but the product. */
+#define multiply(...) multiply_beside(__VA_ARGS__, NULL, 0, 0)
 
 #endif

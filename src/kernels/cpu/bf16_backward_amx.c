@@ -61,71 +61,64 @@ static int64_t backward_arrays(const ra_problem *problem, char *base, backward_s
 
 typedef struct tile_job {
     backward_space *f;
-    int64_t depth;          /* of the head dimension, in squares */
-    int64_t groups, chunks; /* squares of rows, of keys */
-    int64_t from, to;       /* chunks that some row meets */
-    int64_t begin, end;     /* columns that every row meets */
-    float scale;            /* of scores, to base 2 */
-    float *owed;            /* what the tiles hold: PRODUCT */
+    int64_t depth;                                      /* of the head dimension, in squares */
+    int64_t groups, chunks;                             /* squares of rows, of keys */
+    int64_t from, to;                                   /* chunks that some row meets */
+    int64_t begin[BLOCK / SQUARE], end[BLOCK / SQUARE]; /* columns that every row of a group meets */
+    float scale;                                        /* of scores, to base 2 */
+    float *owed;                                        /* what the tiles hold: PRODUCT */
 } tile_job;
 
-/* Differentiation of a square. */
+/* Differentiation of a square, in units of 16 elements of P^T or of dS^T. Keys k and k + 16 come together, a pair. */
+enum { PAIR = 8, BACKWARD_UNITS = SQUARE / 2 * PAIR };
+
 typedef struct backward_work {
     const float *s, *dp, *lse, *delta;
     const int32_t *begin, *end;
     uint16_t *p, *ds, *along;
     vec scale;
-    int32_t column; /* of the first key */
-    int64_t pair;   /* pairs of keys done */
-    int64_t due;    /* that should be done, in 64ths */
-    bool masked;
+    int32_t column;             /* of the first key */
+    vec weights;                /* what has been computed of the key, and not yet stored */
+    ivec p_left, ds_left;       /* of its first 16 rows, rounded */
+    ivec near_left, near_right; /* slopes of the first key of the pair */
 } backward_work;
 
-/* P^T and dS^T of keys pair and pair + 16 of a square. */
-INLINE void differentiate(const backward_work *w, int64_t pair, const bool masked) {
-    ivec ds_of[2][2];
-    for (int far = 0; far < 2; far++) {
-        const int64_t key = pair + 16 * far;
-        vec p[2], ds[2];
-        for (int half = 0; half < 2; half++) {
-            const int64_t i = 16 * half, at = key * 16 + half * 2 * SUMS;
-            p[half] = power_of_two(load(w->s + at) * w->scale - load(w->lse + i));
-            ds[half] = p[half] * (load(w->dp + at) - load(w->delta + i));
-            if (masked) {
-                const ivec column = (int32_t)(w->column + key) - (ivec){0};
-                const ivec begin = (ivec)load((const float *)(const void *)(w->begin + i)),
-                           end = (ivec)load((const float *)(const void *)(w->end + i));
-                const ivec met = (column >= begin) & (column < end);
-                p[half] = (vec)((ivec)p[half] & met);
-                ds[half] = (vec)((ivec)ds[half] & met);
-            }
-            ds_of[far][half] = rounded(ds[half]);
-        }
-        store_pairs(w->p + key * 32, rounded(p[0]), rounded(p[1]));
-        store_pairs(w->ds + key * 32, ds_of[far][0], ds_of[far][1]);
+/* The first unit of an element computes its weight, the second its slope. */
+INLINE void differentiate(backward_work *w, int64_t unit, const bool masked) {
+    const int64_t pair = unit / PAIR, far = unit / 4 % 2, half = unit / 2 % 2;
+    const int64_t key = pair + 16 * far, i = 16 * half, at = key * 16 + half * 2 * SUMS;
+    if (unit % 2 == 0) {
+        w->weights = power_of_two(load(w->s + at) * w->scale - load(w->lse + i));
+        return;
     }
-    for (int half = 0; half < 2; half++) store_pairs(w->along + half * TILE + pair * 32, ds_of[0][half], ds_of[1][half]);
+    vec p = w->weights, ds = p * (load(w->dp + at) - load(w->delta + i));
+    if (masked) {
+        const ivec column = (int32_t)(w->column + key) - (ivec){0};
+        const ivec begin = (ivec)load((const float *)(const void *)(w->begin + i)),
+                   end = (ivec)load((const float *)(const void *)(w->end + i));
+        const ivec met = (column >= begin) & (column < end);
+        p = (vec)((ivec)p & met);
+        ds = (vec)((ivec)ds & met);
+    }
+    const ivec p_bits = rounded(p), ds_bits = rounded(ds);
+    if (!far) half ? (w->near_right = ds_bits) : (w->near_left = ds_bits);
+    else store_pairs(w->along + half * TILE + pair * 32, half ? w->near_right : w->near_left, ds_bits);
+    if (!half) {
+        w->p_left = p_bits;
+        w->ds_left = ds_bits;
+        return;
+    }
+    store_pairs(w->p + key * 32, w->p_left, p_bits);
+    store_pairs(w->ds + key * 32, w->ds_left, ds_bits);
 }
 
-/* Pairs up to `end`. */
-static __attribute__((noinline, cold)) void differentiate_masked(const backward_work work, int64_t end) {
-    for (int64_t pair = work.pair; pair < end; pair++) differentiate(&work, pair, true);
+/* A whole square at once. */
+static __attribute__((noinline, cold)) void differentiate_masked(backward_work work) {
+    for (int64_t unit = 0; unit < BACKWARD_UNITS; unit++) differentiate(&work, unit, true);
 }
 
-INLINE void differentiate_pairs(backward_work *w, int64_t end) {
-    if (w->masked) differentiate_masked(*w, end);
-    else
-        for (int64_t pair = w->pair; pair < end; pair++) differentiate(w, pair, false);
-    w->pair = ra_max(w->pair, end);
-}
-
-/* The pairs of a square are dealt out to the turns of its step. */
-INLINE void backward_turn(backward_work *w, int64_t rate) {
-    w->due += rate;
-    differentiate_pairs(w, ra_min(16, w->due / 64));
-}
-
-PRODUCT(multiply_and_differentiate, backward_work, backward_turn)
+INLINE void differentiate_unit(backward_work *w, int64_t unit) { differentiate(w, unit, false); }
+PRODUCT(multiply_and_differentiate, backward_work, differentiate_unit)
 
 /* The operands of S^T and dP^T of a square. */
 #define SQUARE_SCORES(t, chunk, group, depth)                                                                                  \
@@ -140,16 +133,26 @@ typedef struct progress {
     int64_t chunk, piece, group;
 } progress;
 
-INLINE void add_gradients(tile_job *t, progress *g, int64_t products, const int64_t depth, backward_work *work, int64_t rate) {
+/* The next `products` of them, and units [from, to) of work. */
+INLINE void add_gradients(tile_job *t, progress *g, const int64_t products, const int64_t depth, backward_work *work,
+                          const int64_t from, const int64_t to) {
     backward_space *f = t->f;
-    while (products > 0 && g->piece < 2 * depth) {
+    const bool whole = t->groups % products == 0; /* then no piece ends among them */
+    for (int64_t done = 0, count; done < products && g->piece < 2 * depth; done += count) {
         const bool values = g->piece < depth;
-        const int64_t column = g->piece % depth, count = ra_min(products, t->groups - g->group);
+        const int64_t column = g->piece % depth;
         float *c = (values ? f->dv : f->dk) + (g->chunk * depth + column) * 4 * SUMS;
         const uint16_t *a = (values ? f->p : f->ds)[g->chunk & 1] + g->group * 2 * TILE;
         const uint16_t *b = (values ? f->dout_along : f->q_along) + (column * t->groups + g->group) * 2 * TILE;
-        multiply_and_differentiate(&t->owed, c, a, b, 2 * TILE, count, g->group > 0 || f->summed[g->chunk], work, rate);
-        products -= count;
+        const bool add = g->group > 0 || f->summed[g->chunk];
+        if (whole) {
+            multiply_and_differentiate(&t->owed, c, a, b, 2 * TILE, products, add, work, from, to);
+            count = products;
+        } else {
+            count = ra_min(products - done, t->groups - g->group);
+            multiply_and_differentiate(&t->owed, c, a, b, 2 * TILE, count, add, work, due_at(from, to, done, products),
+                                       due_at(from, to, done + count, products));
+        }
         g->group += count;
         if (g->group < t->groups) continue;
         g->group = 0;
@@ -160,17 +163,16 @@ INLINE void add_gradients(tile_job *t, progress *g, int64_t products, const int6
 
 INLINE void walk_block(tile_job *t, const int64_t depth) {
     backward_space *f = t->f;
-    backward_work nothing = {.pair = 16};
-    const vec scale = splat(t->scale);
-    multiply(&t->owed, SQUARE_SCORES(t, t->from, 0, depth), false, NULL, 0);
-    multiply(&t->owed, SQUARE_SLOPES(t, t->from, 0, depth), false, NULL, 0);
+    multiply(&t->owed, SQUARE_SCORES(t, t->from, 0, depth), false);
+    multiply(&t->owed, SQUARE_SLOPES(t, t->from, 0, depth), false);
     settle(&t->owed);
     for (int64_t chunk = t->from; chunk < t->to; chunk++) {
-        progress gradients = {.chunk = chunk - 1};
+        const bool gradients = chunk > t->from;
+        progress done = {.chunk = chunk - 1};
         for (int64_t group = 0; group < t->groups; group++) {
-            const bool last = group + 1 == t->groups;
-            const int64_t rate = ra_ceil_div(16 * 64, (chunk > t->from ? 8 : 4) * depth); /* pairs of a turn, in 64ths */
-            const int64_t square = chunk * t->groups + group;
+            const bool last = group + 1 == t->groups, scores = !last || chunk + 1 < t->to;
+            const bool masked = t->begin[group] > chunk * SQUARE || t->end[group] < (chunk + 1) * SQUARE;
+            const int64_t square = chunk * t->groups + group, next = last ? 0 : group + 1;
             backward_work work = {.s = f->s[square & 1],
                                   .dp = f->dp[square & 1],
                                   .lse = f->lse + group * SQUARE,
@@ -180,26 +182,39 @@ INLINE void walk_block(tile_job *t, const int64_t depth) {
                                   .p = f->p[chunk & 1] + group * 2 * TILE,
                                   .ds = f->ds[chunk & 1] + group * 2 * TILE,
                                   .along = f->ds_along + (group * t->chunks + chunk) * 2 * TILE,
-                                  .scale = scale,
-                                  .column = (int32_t)(chunk * SQUARE),
-                                  .masked = t->begin > chunk * SQUARE || t->end < (chunk + 1) * SQUARE};
-            if (!last || chunk + 1 < t->to) {
-                multiply_and_differentiate(&t->owed, SQUARE_SCORES(t, chunk + last, last ? 0 : group + 1, depth), false, &work,
-                                           rate);
-                multiply_and_differentiate(&t->owed, SQUARE_SLOPES(t, chunk + last, last ? 0 : group + 1, depth), false, &work,
-                                           rate);
+                                  .scale = splat(t->scale),
+                                  .column = (int32_t)(chunk * SQUARE)};
+            if (!masked && scores && gradients) {
+                multiply_and_differentiate(&t->owed, SQUARE_SCORES(t, chunk + last, next, depth), false, &work, 0,
+                                           BACKWARD_UNITS / 4);
+                multiply_and_differentiate(&t->owed, SQUARE_SLOPES(t, chunk + last, next, depth), false, &work,
+                                           BACKWARD_UNITS / 4, BACKWARD_UNITS / 2);
+                add_gradients(t, &done, 2 * depth, depth, &work, BACKWARD_UNITS / 2, BACKWARD_UNITS);
+                continue;
             }
-            if (chunk > t->from) add_gradients(t, &gradients, 2 * depth, depth, &work, rate);
+            if (!masked && scores) {
+                multiply_and_differentiate(&t->owed, SQUARE_SCORES(t, chunk + last, next, depth), false, &work, 0,
+                                           BACKWARD_UNITS / 2);
+                multiply_and_differentiate(&t->owed, SQUARE_SLOPES(t, chunk + last, next, depth), false, &work,
+                                           BACKWARD_UNITS / 2, BACKWARD_UNITS);
+                settle(&t->owed);
+                continue;
+            }
+            if (scores) {
+                multiply(&t->owed, SQUARE_SCORES(t, chunk + last, next, depth), false);
+                multiply(&t->owed, SQUARE_SLOPES(t, chunk + last, next, depth), false);
+            }
+            if (gradients) add_gradients(t, &done, 2 * depth, depth, NULL, 0, 0);
             else settle(&t->owed);
-            differentiate_pairs(&work, 16);
+            differentiate_masked(work); /* which all rows may well meet */
         }
     }
-    progress gradients = {.chunk = t->to - 1};
-    add_gradients(t, &gradients, INT64_MAX, depth, &nothing, 0);
+    progress done = {.chunk = t->to - 1};
+    add_gradients(t, &done, INT64_MAX, depth, NULL, 0, 0);
     for (int64_t d = 0; d < depth; d++)
         for (int64_t g = 0; g < t->groups; g++)
             multiply(&t->owed, f->dq + (g * depth + d) * 4 * SUMS, f->k_turned + (d * t->chunks + t->from) * 2 * TILE,
-                     f->ds_along + (g * t->chunks + t->from) * 2 * TILE, 2 * TILE, t->to - t->from, false, NULL, 0);
+                     f->ds_along + (g * t->chunks + t->from) * 2 * TILE, 2 * TILE, t->to - t->from, false);
     settle(&t->owed);
 }
 
@@ -220,8 +235,6 @@ static bool load_block(tile_job *t, const ra_backward_step *step, const ra_place
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, all = padded(rows);
     int64_t lowest = last - first, highest = 0;
     t->groups = all / SQUARE;
-    t->begin = 0;
-    t->end = t->chunks * SQUARE;
     const bool whole = meet_all(place, begin, end, first, last);
     for (int64_t i = 0; i < all; i++) {
         const int64_t r = begin + i;
@@ -239,8 +252,9 @@ static bool load_block(tile_job *t, const ra_backward_step *step, const ra_place
         f->delta[i] = meets ? plain_nan(delta) : 0;
         f->begin[i] = meets ? (int32_t)low : 0;
         f->end[i] = meets ? (int32_t)high : 0;
-        t->begin = ra_max(t->begin, f->begin[i]);
-        t->end = ra_min(t->end, f->end[i]);
+        const int64_t group = i / SQUARE, fresh = i % SQUARE == 0;
+        t->begin[group] = fresh ? f->begin[i] : ra_max(t->begin[group], f->begin[i]);
+        t->end[group] = fresh ? f->end[i] : ra_min(t->end[group], f->end[i]);
         if (!meets) continue;
         lowest = ra_min(lowest, low);
         highest = ra_max(highest, high);

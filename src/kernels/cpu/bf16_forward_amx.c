@@ -30,14 +30,16 @@ INLINE int64_t most_rows(const ra_problem *problem) { return ra_min(QUERIES, SUM
 typedef struct forward_space {
     _Alignas(64) float s[2][4 * SUMS];                       /* scores of this step and of the next */
     _Alignas(64) uint16_t p[2][MAX_DIM / SQUARE * 2 * TILE]; /* weights of this block and of the one before: A's tiles */
+    vec sums[2][STRIP];                                      /* of the weights of a strip's rows, before a step and after it */
     _Alignas(64) uint16_t rows[SQUARE * MAX_DIM];
     uint16_t *k, *v, *q; /* forward_arrays */
     float *acc;          /* tiles of C: [strip][32 columns] */
-    vec *sums;           /* of the weights of each row, by lanes: reduced once, at the end */
+    vec *all_sums;       /* of the weights of each row, by lanes: reduced once, at the end */
     float base[QUERIES]; /* -inf: none yet */
     double l[QUERIES];   /* what the sums do not hold: the state that came in */
     int64_t begin[QUERIES], end[QUERIES];
-    float shrink[STRIP]; /* what acc is to be multiplied by when the block is done */
+    float shrink[STRIP];         /* what acc is to be multiplied by when the block is done */
+    bool fresh[QUERIES / STRIP]; /* acc of a strip holds nothing yet */
 } forward_space;
 
 /* Lays the arrays out behind the space itself; with base NULL only tells how long all of it is. */
@@ -49,7 +51,7 @@ static int64_t forward_arrays(const ra_problem *problem, char *base, forward_spa
     f->v = ra_carve(&at, PACKED * 2);
     f->q = ra_carve(&at, rows * width * 2);
     f->acc = ra_carve(&at, rows * width * (int64_t)sizeof(float));
-    f->sums = ra_carve(&at, rows * (int64_t)sizeof(vec));
+    f->all_sums = ra_carve(&at, rows * (int64_t)sizeof(vec));
     return at - base;
 }
 
@@ -71,6 +73,7 @@ typedef struct strip {
     int64_t begin, end; /* packed columns that every row meets */
     float scale;        /* of scores, to base 2 */
     bool shrunk;        /* some row's shrink is not 1 */
+    bool fresh;         /* forward_space */
     float *owed;        /* what the tiles hold: PRODUCT */
     const ra_place *place;
     int64_t *ahead, ahead_end, fetch; /* the next key to fetch, their end, how many a step */
@@ -80,12 +83,13 @@ typedef struct strip {
  * + 32 i. */
 typedef struct forward_work {
     strip *t;
+    int64_t step;
     const float *scores, *base;
     uint16_t *weights;
-    vec *sums;
-    float scale;
-    int64_t step, row; /* rows done */
-    bool masked;
+    vec *before, *after; /* sums of the weights of each row, without this step and with it */
+    vec scale;
+    vec left;  /* weights of the row that is half done */
+    ivec seen; /* bits of all sums of two weights */
 } forward_work;
 
 /* Which of the keys of the step row i meets: a bit each. */
@@ -115,25 +119,13 @@ static void renew_base(const forward_work *w, int64_t i) {
     if (old == -INFINITY) return; /* nothing hangs on it */
     const vec shrink = VEC_SCALE(splat(1), splat(old - base));
     f->shrink[i] *= shrink[0];
-    w->sums[i] *= shrink;
+    w->before[i] *= shrink;
     f->l[r] *= (double)shrink[0];
     for (int64_t earlier = w->step % t->depth; earlier > 0; earlier--) {
         uint16_t *p = w->weights - earlier * 2 * TILE + i * 32;
         for (int c = 0; c < SQUARE; c++) p[c] = ra_f32_to_bf16(ra_bf16_to_f32(p[c]) * shrink[0]);
     }
     t->shrunk = true;
-}
-
-/* Weights of row i; returns the sums of two. What is not met may be anything. */
-INLINE vec weigh_row(const forward_work *w, int64_t i, const bool masked) {
-    const float *s = w->scores + i * 16;
-    const vec scale = splat(w->scale), base = splat(w->base[i]);
-    const uint32_t met = masked ? met_of(w, i) : UINT32_MAX;
-    vec x0 = load(s) * scale - base, x1 = load(s + 2 * SUMS) * scale - base;
-    if (masked) x0 = VEC_ONLY(met, x0), x1 = VEC_ONLY(met >> 16, x1);
-    const vec p0 = power_of_two(x0), p1 = power_of_two(x1);
-    store_pairs(w->weights + i * 32, rounded(p0), rounded(p1));
-    return p0 + p1;
 }
 
 /* The first bases of rows that meet all keys of step 0, whose scores are there. */
@@ -145,44 +137,51 @@ static void first_bases(strip *t) {
     }
 }
 
-/* Rows [i, end) with care: masks, and new bases where they are due. */
-static __attribute__((noinline)) void weigh_carefully(const forward_work *w, int64_t i, int64_t end) {
-    for (; i < end; i++) {
-        vec sum = weigh_row(w, i, true);
+/* Weights of row i, of the keys that it meets; returns the sums of two. */
+INLINE vec weigh_met(const forward_work *w, int64_t i) {
+    const float *s = w->scores + i * 16;
+    const vec base = splat(w->base[i]);
+    const uint32_t met = met_of(w, i);
+    const vec p0 = power_of_two(VEC_ONLY(met, load(s) * w->scale - base)),
+              p1 = power_of_two(VEC_ONLY(met >> 16, load(s + 2 * SUMS) * w->scale - base));
+    store_pairs(w->weights + i * 32, rounded(p0), rounded(p1));
+    return p0 + p1;
+}
+
+/* Is one of two bf16 weights 1 or more, or no number? Only then can their sum be heavy. */
+INLINE bool heavy_row(const uint16_t *weights) {
+    return VEC_ANY_HAS(*(const ivec_any *)(const void *)weights + 0x00800080, (int32_t)0xc000c000);
+}
+
+/* The rows of a step that need care: for their masks, or for new bases. */
+static __attribute__((noinline, cold)) void weigh_carefully(const forward_work w, const bool weighed) {
+    for (int64_t i = 0; i < STRIP; i++) {
+        if (weighed && !heavy_row(w.weights + i * 32)) continue;
+        vec sum = weigh_met(&w, i);
         if (VEC_ANY_HAS(sum, HEAVY)) {
-            renew_base(w, i);
-            sum = weigh_row(w, i, true);
+            renew_base(&w, i);
+            sum = weigh_met(&w, i);
         }
-        w->sums[i] += sum;
+        w.after[i] = w.before[i] + sum;
     }
 }
 
-/* The next `rows` rows, at most 8. */
-INLINE void weigh_rows(forward_work *w, const int64_t rows) {
-    const int64_t begin = w->row;
-    if (begin == STRIP) return;
-    w->row += rows;
-    if (w->masked) {
-        weigh_carefully(w, begin, begin + rows);
+/* Half a row of a step whose rows meet all of its keys. */
+enum { FORWARD_UNITS = 2 * STRIP };
+INLINE void weigh_half(forward_work *w, int64_t unit) {
+    const int64_t i = unit / 2;
+    const vec p = power_of_two(load(w->scores + i * 16 + unit % 2 * 2 * SUMS) * w->scale - splat(w->base[i]));
+    if (unit % 2 == 0) {
+        w->left = p;
         return;
     }
-    const forward_work in_registers = *w;
-    vec sum[8];
-    ivec bits = {0};
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < rows; i++) {
-        sum[i] = weigh_row(&in_registers, begin + i, false);
-        bits |= (ivec)sum[i];
-    }
-    if (__builtin_expect(VEC_ANY_HAS(bits, HEAVY), 0)) {
-        weigh_carefully(w, begin, begin + rows);
-        return;
-    }
-#pragma GCC unroll 8
-    for (int64_t i = 0; i < rows; i++) in_registers.sums[begin + i] += sum[i];
+    const vec sum = w->left + p;
+    store_pairs(w->weights + i * 32, rounded(w->left), rounded(p));
+    w->after[i] = w->before[i] + sum;
+    w->seen |= (ivec)sum;
 }
 
-PRODUCT(multiply_and_weigh, forward_work, weigh_rows)
+PRODUCT(multiply_and_weigh, forward_work, weigh_half)
 
 /* The operands of a step's scores, and of a piece of a block's values, `deep` steps of it. */
 #define SCORES_OF(t, step, depth)                                                                                              \
@@ -192,7 +191,7 @@ PRODUCT(multiply_and_weigh, forward_work, weigh_rows)
     (t)->f->acc + (t)->row *SQUARE *(depth) + (piece)*4 * SUMS, (t)->f->p[(block)&1],                                          \
         (t)->f->v + ((t)->from + (block) * (depth) + (piece)) * 2 * (depth)*TILE, 2 * TILE, deep
 
-/* The rows of acc that are to be scaled: nothing is due to them now. */
+/* The rows of acc that are to be scaled: nothing is due to them now. (What a fresh acc holds will be overwritten.) */
 static void shrink_rows(strip *t) {
     const int64_t width = t->depth * SQUARE;
     for (int64_t i = 0; i < STRIP; i++) {
@@ -212,29 +211,42 @@ INLINE void fetch_ahead(strip *t) {
     *t->ahead = end;
 }
 
-/* A step has 4 depth turns, for 32 rows. */
-INLINE void walk(strip *t, const int64_t depth, const int64_t rows) {
-    multiply(&t->owed, SCORES_OF(t, 0, depth), false, NULL, 0);
+INLINE void walk(strip *t, const int64_t depth) {
+    forward_space *f = t->f;
+    multiply(&t->owed, SCORES_OF(t, 0, depth), false);
     settle(&t->owed);
     if (t->begin <= t->from * SQUARE && t->end >= (t->from + 1) * SQUARE) first_bases(t);
+    memcpy(f->sums[0], f->all_sums + t->row, sizeof f->sums[0]);
     for (int64_t step = 0; step < t->steps; step++) {
         const int64_t block = step / depth, piece = step % depth, column = (t->from + step) * SQUARE;
+        const bool scores = step + 1 < t->steps, values = block > 0, add = block > 1 || !t->fresh;
+        const bool plain = t->begin <= column && t->end >= column + SQUARE && (scores || values);
         forward_work work = {.t = t,
-                             .scores = t->f->s[step & 1],
-                             .base = t->f->base + t->row,
-                             .weights = t->f->p[block & 1] + piece * 2 * TILE,
-                             .sums = t->f->sums + t->row,
-                             .scale = t->scale,
                              .step = step,
-                             .masked = t->begin > column || t->end < column + SQUARE};
+                             .scores = f->s[step & 1],
+                             .base = f->base + t->row,
+                             .weights = f->p[block & 1] + piece * 2 * TILE,
+                             .before = f->sums[step & 1],
+                             .after = f->sums[~step & 1],
+                             .scale = splat(t->scale)};
         fetch_ahead(t);
-        if (step + 1 < t->steps) multiply_and_weigh(&t->owed, SCORES_OF(t, step + 1, depth), false, &work, rows);
-        if (block > 0) multiply_and_weigh(&t->owed, VALUES_OF(t, block - 1, piece, depth, depth), true, &work, rows);
-        else settle(&t->owed);
-        while (work.row < STRIP) weigh_rows(&work, rows);
-        if (piece + 1 < depth && step + 1 < t->steps) continue;
-        for (int64_t rest = piece + 1; block > 0 && rest < depth; rest++)
-            multiply(&t->owed, VALUES_OF(t, block - 1, rest, depth, depth), true, NULL, 0);
+        if (plain && scores && values) {
+            multiply_and_weigh(&t->owed, SCORES_OF(t, step + 1, depth), false, &work, 0, FORWARD_UNITS / 2);
+            multiply_and_weigh(&t->owed, VALUES_OF(t, block - 1, piece, depth, depth), add, &work, FORWARD_UNITS / 2,
+                               FORWARD_UNITS);
+        } else if (plain && scores) {
+            multiply_and_weigh(&t->owed, SCORES_OF(t, step + 1, depth), false, &work, 0, FORWARD_UNITS);
+        } else if (plain) {
+            multiply_and_weigh(&t->owed, VALUES_OF(t, block - 1, piece, depth, depth), add, &work, 0, FORWARD_UNITS);
+        } else {
+            if (scores) multiply(&t->owed, SCORES_OF(t, step + 1, depth), false);
+            if (values) multiply(&t->owed, VALUES_OF(t, block - 1, piece, depth, depth), add);
+        }
+        if (!values) settle(&t->owed);
+        if (!plain || VEC_ANY_HAS(work.seen, HEAVY)) weigh_carefully(work, plain);
+        if (piece + 1 < depth && scores) continue;
+        for (int64_t rest = piece + 1; values && rest < depth; rest++)
+            multiply(&t->owed, VALUES_OF(t, block - 1, rest, depth, depth), add);
         if (t->shrunk) {
             settle(&t->owed);
             shrink_rows(t);
@@ -242,8 +254,9 @@ INLINE void walk(strip *t, const int64_t depth, const int64_t rows) {
     }
     const int64_t block = (t->steps - 1) / depth;
     for (int64_t piece = 0; piece < depth; piece++)
-        multiply(&t->owed, VALUES_OF(t, block, piece, depth, t->steps - block * depth), true, NULL, 0);
+        multiply(&t->owed, VALUES_OF(t, block, piece, depth, t->steps - block * depth), block > 0 || !t->fresh);
     settle(&t->owed);
+    memcpy(f->all_sums + t->row, f->sums[t->steps & 1], sizeof f->sums[0]);
 }
 
 /* Rows [row, row + STRIP) against the packed keys [first, last). */
@@ -256,6 +269,7 @@ static void forward_strip(forward_space *f, const ra_place *place, int64_t row, 
                .first = first,
                .end = last - first,
                .scale = (float)(place->problem->scale * LOG2_E),
+               .fresh = f->fresh[row / STRIP],
                .place = place,
                .ahead = ahead,
                .ahead_end = ahead_end,
@@ -272,13 +286,14 @@ static void forward_strip(forward_space *f, const ra_place *place, int64_t row, 
     low = ra_max(low, first) - first;
     high = ra_min(high, last) - first;
     if (low >= high) return;
+    f->fresh[row / STRIP] = false;
     t.from = low / (depth * SQUARE) * depth;
     t.steps = ra_ceil_div(high, SQUARE) - t.from;
     switch (depth) { /* the common head dimensions have their own code */
-    case 2: walk(&t, 2, 4); break;
-    case 4: walk(&t, 4, 2); break;
-    case 1: walk(&t, 1, 8); break;
-    default: walk(&t, depth, 4);
+    case 1: walk(&t, 1); break;
+    case 2: walk(&t, 2); break;
+    case 4: walk(&t, 4); break;
+    default: walk(&t, depth);
     }
 }
 
@@ -303,9 +318,10 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, all = padded(rows);
     int64_t low, high;
     const bool alike = ra_place_alike(place, begin, end, &low, &high);
-    memset(f->acc, 0, (size_t)(all * width) * sizeof(float));
+    if (!step->single) memset(f->acc, 0, (size_t)(all * width) * sizeof(float));
+    for (int64_t i = 0; i < all; i += STRIP) f->fresh[i / STRIP] = step->single;
     for (int64_t i = 0; i < all; i++) {
-        f->sums[i] = splat(0);
+        f->all_sums[i] = splat(0);
         f->l[i] = 0;
         f->base[i] = -INFINITY;
         f->begin[i] = low;
@@ -323,9 +339,10 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
 static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t row,
                        int64_t rows) {
     const int64_t dim = place->problem->head_dim, width = padded(dim);
+    if (f->fresh[row / STRIP]) memset(f->acc + row * width, 0, (size_t)(STRIP * width) * sizeof(float));
     bool finite = all_finite(f->acc + row * width, STRIP * width);
     for (int64_t i = row; i < row + rows; i++) {
-        f->l[i] += (double)sum_of(f->sums[i]);
+        f->l[i] += (double)sum_of(f->all_sums[i]);
         finite &= isfinite(f->l[i]) && f->base[i] < INFINITY;
     }
     for (int64_t i = row; finite && i < row + rows; i++) {
