@@ -17,6 +17,7 @@ from . import dist as _dist
 from ._attention import checked_seed, checked_shapes, key_ranges
 from ._config import Options, Problem, Settings, Shape, checked, make_options, problem_for
 from ._engine import NOTHING, Tensor
+from ._pages import prefer_large
 
 _CODES = {torch.float32: _lib.F32, torch.bfloat16: _lib.BF16, torch.float16: _lib.F16, torch.float64: _lib.F64}
 DTYPES = {code: dtype for dtype, code in _CODES.items()}
@@ -98,6 +99,13 @@ def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tup
     return Shape(code, kind, batch, rows, keys, heads, kv_heads, dim), tuple(views)  # type: ignore[return-value]
 
 
+def _result_like(x: torch.Tensor) -> torch.Tensor:
+    result = torch.empty_like(x, memory_format=torch.contiguous_format)
+    if x.device.type == "cpu":
+        prefer_large(result.data_ptr(), result.nbytes)
+    return result
+
+
 def run_forward(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -120,10 +128,7 @@ def run_forward(
         rows_q, rows_k = (torch.from_numpy(part).to(query.device) for part in order)
         query, key, value = query[:, rows_q], key[:, rows_k], value[:, rows_k]
         views = (_view(query), _view(key), _view(value))
-    out, (batch, heads, rows) = (
-        torch.empty_like(query, memory_format=torch.contiguous_format),
-        (shape.batch, shape.heads, shape.seq_q),
-    )
+    out, (batch, heads, rows) = _result_like(query), (shape.batch, shape.heads, shape.seq_q)
     lse, lse_view = None, NOTHING
     if want_lse:
         lse = torch.empty_strided(
@@ -159,9 +164,7 @@ def run_backward(
         rows_q, rows_k = (torch.from_numpy(part).to(query.device) for part in order)
         query, key, value, out, dout = query[:, rows_q], key[:, rows_k], value[:, rows_k], out[:, rows_q], dout[:, rows_q]
         lse, dlse = lse[:, :, rows_q], None if dlse is None else dlse[:, :, rows_q]
-    dq = torch.empty_like(query, memory_format=torch.contiguous_format)
-    dk = torch.empty_like(key, memory_format=torch.contiguous_format)
-    dv = torch.empty_like(value, memory_format=torch.contiguous_format)
+    dq, dk, dv = (_result_like(x) for x in (query, key, value))
     _run(
         where,
         "backward",

@@ -1,6 +1,7 @@
 """ringattn.attention on torch tensors: results, gradients, and the ways in which PyTorch calls it."""
 
 import math
+import os
 
 import numpy as np
 import pytest
@@ -352,3 +353,24 @@ def test_a_ring_of_gpus_is_refused_with_the_reason():
             assert caught.value.status == "RA_NOT_AVAILABLE"
     for comm in comms:
         comm.close()
+
+
+def flags_of(address):
+    """What the system notes about the mapping that holds an address."""
+    inside = False
+    with open("/proc/self/smaps") as file:
+        for line in file:
+            bounds = line.split(" ", 1)[0].split("-")
+            if len(bounds) == 2:
+                inside = int(bounds[0], 16) <= address < int(bounds[1], 16)
+            elif inside and line.startswith("VmFlags:"):
+                return line.split()[1:]
+    return []
+
+
+@pytest.mark.skipif(not os.path.exists("/sys/kernel/mm/transparent_hugepage"), reason="this system has one size of pages")
+def test_large_results_ask_for_large_pages():
+    q, k, v = (torch.randn(1, 8192, 4, 64, requires_grad=True) for _ in range(3))  # 8 MiB each
+    out = ringattn.attention(q, k, v, segment_lengths=[64], dilation_rates=[1])
+    for result in (out, *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))):
+        assert "hg" in flags_of(result.data_ptr() + result.nbytes // 2)

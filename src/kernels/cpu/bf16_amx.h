@@ -213,6 +213,10 @@ static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64
 /* The share of units [from, to) that is due when `part` of `parts` is done. */
 INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { return from + (to - from) * part / parts; }
 
+#ifndef UNROLL_STEPS
+#define UNROLL_STEPS true
+#endif
+
 /* Behind a tile instruction of a product: its share of the units. */
 #define TURN(unit, unroll)                                                                                                     \
     do {                                                                                                                       \
@@ -228,18 +232,18 @@ INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { r
         TURN(unit, unroll);                                                                                                    \
         TILE_STREAM(6, b, 64);                                                                                                 \
         TURN(unit, unroll);                                                                                                    \
+        TILE_LOAD_A(5, a + TILE, 64);                                                                                          \
+        TURN(unit, unroll);                                                                                                    \
         SETTLE_AND(0, 0);                                                                                                      \
         TILE_DOT(0, 4, 6);                                                                                                     \
         TURN(unit, unroll);                                                                                                    \
         TILE_STREAM(7, b + TILE, 64);                                                                                          \
         TURN(unit, unroll);                                                                                                    \
-        SETTLE_AND(1, 2 * SUMS);                                                                                               \
-        TILE_DOT(1, 4, 7);                                                                                                     \
-        TURN(unit, unroll);                                                                                                    \
-        TILE_LOAD_A(5, a + TILE, 64);                                                                                          \
-        TURN(unit, unroll);                                                                                                    \
         SETTLE_AND(2, SUMS);                                                                                                   \
         TILE_DOT(2, 5, 6);                                                                                                     \
+        TURN(unit, unroll);                                                                                                    \
+        SETTLE_AND(1, 2 * SUMS);                                                                                               \
+        TILE_DOT(1, 4, 7);                                                                                                     \
         TURN(unit, unroll);                                                                                                    \
         SETTLE_AND(3, 3 * SUMS);                                                                                               \
         TILE_DOT(3, 5, 7);                                                                                                     \
@@ -263,7 +267,7 @@ INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { r
         __asm__ volatile("" ::: "memory"); /* compilers do not know that a tile load reads memory */                           \
         float *owed_ = *owed;                                                                                                  \
         int64_t part_ = 0;                                                                                                     \
-        if (__builtin_constant_p(depth)) PRODUCT_STEPS(unit, "GCC unroll 8")                                                   \
+        if (UNROLL_STEPS && __builtin_constant_p(depth)) PRODUCT_STEPS(unit, "GCC unroll 8")                                   \
         else PRODUCT_STEPS(unit, "GCC unroll 1")                                                                               \
         *owed = c;                                                                                                             \
     }

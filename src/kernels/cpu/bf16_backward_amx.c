@@ -359,7 +359,7 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
     for (int64_t row = begin; row < end; row += BLOCK) {
         const int64_t block_end = ra_min(row + BLOCK, end);
         if (!load_block(&t, step, place, row, block_end, first, last)) continue;
-        switch (t.depth) { /* the common head dimensions have their own code */
+        switch (UNROLL_STEPS ? t.depth : 0) { /* the common head dimensions have their own code */
         case 2: walk_block(&t, 2); break;
         case 4: walk_block(&t, 4); break;
         default: walk_block(&t, t.depth);

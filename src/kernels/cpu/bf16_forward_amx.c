@@ -289,7 +289,7 @@ static void forward_strip(forward_space *f, const ra_place *place, int64_t row, 
     f->fresh[row / STRIP] = false;
     t.from = low / (depth * SQUARE) * depth;
     t.steps = ra_ceil_div(high, SQUARE) - t.from;
-    switch (depth) { /* the common head dimensions have their own code */
+    switch (UNROLL_STEPS ? depth : 0) { /* the common head dimensions have their own code */
     case 1: walk(&t, 1); break;
     case 2: walk(&t, 2); break;
     case 4: walk(&t, 4); break;
