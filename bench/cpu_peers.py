@@ -17,6 +17,7 @@ and of this library against itself, where the peer is
     scaling                             one thread, against two, with one head
     overhead                            PyTorch at n = 1: microseconds of a whole call from Python, smallest of many
 
+With several threads each call begins after 20 ms of rest, since PyTorch's threads wait for more work that long.
 GFLOP/s count attended pairs only, 4 D a pair forward, 10 D backward. On a shared machine only the ratios of a row mean anything."""
 import argparse
 import json
@@ -29,6 +30,7 @@ import time
 
 HOLD_TO_AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "MKL_ENABLE_INSTRUCTIONS": "AVX2", "ONEDNN_MAX_CPU_ISA": "AVX2", "RINGATTN_KERNEL": "avx2"}
 BRANCHES = ((2048, 1), (4096, 2), (8192, 4))
+REST = 0.02  # seconds: PyTorch's threads keep their processors busy for half of that after a call
 CASES = ("dense", "causal", "dilated", "dilated-causal", "own", "ranks", "scaling", "overhead")
 
 
@@ -193,13 +195,14 @@ def timed(call):
     return time.perf_counter() - start
 
 
-def measure(ours, peer, seconds):
-    """Medians of calls that take turns, after one of each that does not count."""
+def measure(ours, peer, seconds, rest):
+    """Medians of calls that take turns, after one of each that does not count. Before each, `rest` seconds of nothing."""
     stop = time.perf_counter() + seconds
-    first, times = timed(ours) + timed(peer), ([], [])
+    first, times = timed(ours) + timed(peer) + 2 * rest, ([], [])
     while not times[0] or (time.perf_counter() + first < stop and len(times[0]) < 60):
-        times[0].append(timed(ours))
-        times[1].append(timed(peer))
+        for side, call in enumerate((ours, peer)):
+            time.sleep(rest)
+            times[side].append(timed(call))
     return [statistics.median(side) for side in times]
 
 
@@ -255,7 +258,7 @@ def measured(options):
                 continue
             if direction == options.passes[0] and call < 0.5:
                 one.check()
-            times = measure(*one.calls(direction), seconds)
+            times = measure(*one.calls(direction), seconds, REST if threads > 1 and one.own_peer is None else 0)
             rates[like] = flops / max(times)
             rows.append(dict(names, unit="gflops", ringattn=flops / times[0] / 1e9, peer=flops / times[1] / 1e9, ratio=times[1] / times[0]))
         print("{case:14} {dtype:4} n={seq:<6} h={heads} d={dim:<3} threads={threads} {direction:8} ringattn {ringattn:8.1f} "
