@@ -214,7 +214,7 @@ static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64
 INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { return from + (to - from) * part / parts; }
 
 #ifndef UNROLL_STEPS
-#define UNROLL_STEPS true
+#define UNROLL_STEPS true /* where depth is known, so that units and their places are */
 #endif
 
 /* Behind a tile instruction of a product: its share of the units. */
@@ -254,10 +254,10 @@ INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { r
     }
 
 /* C = A B, or += with `add`, `depth` steps of 32 deep, of which each moves B by b_step elements; and units [from, to) of other
- * work, which must not touch C, dealt out evenly behind the tile instructions. So both units of the processor have something to
- * do, since it looks ahead some 500 instructions. Half of them where the other thread of its core is busy, and there a tile
- * instruction that has another within the 8 instructions before it takes half as long again: hence a turn behind every single
- * one.
+ * work, which must not touch C, dealt out evenly behind the tile instructions. A processor looks ahead some 500 instructions,
+ * so tiles and vectors are computed at the same time. Where the other thread of its core is busy it looks ahead half as far,
+ * and a tile instruction takes half as long again if there was another within the 8 instructions before it: hence a turn behind
+ * every single one.
  *
  * C stays in the tiles: they are owed to memory, and the next product stores each of them when it needs the tile, which hides
  * most of what a store takes. B streams past the first cache. */

@@ -101,8 +101,9 @@ INLINE void differentiate(backward_work *w, int64_t unit, const bool masked) {
         ds = (vec)((ivec)ds & met);
     }
     const ivec p_bits = rounded(p), ds_bits = rounded(ds);
-    if (!far) half ? (w->near_right = ds_bits) : (w->near_left = ds_bits);
-    else store_pairs(w->along + half * TILE + pair * 32, half ? w->near_right : w->near_left, ds_bits);
+    if (far) store_pairs(w->along + half * TILE + pair * 32, half ? w->near_right : w->near_left, ds_bits);
+    else if (half) w->near_right = ds_bits;
+    else w->near_left = ds_bits;
     if (!half) {
         w->p_left = p_bits;
         w->ds_left = ds_bits;
@@ -206,7 +207,7 @@ INLINE void walk_block(tile_job *t, const int64_t depth) {
             }
             if (gradients) add_gradients(t, &done, 2 * depth, depth, NULL, 0, 0);
             else settle(&t->owed);
-            differentiate_masked(work); /* which all rows may well meet */
+            differentiate_masked(work); /* the very last square may have no mask: it comes once in a block */
         }
     }
     progress done = {.chunk = t->to - 1};
@@ -252,9 +253,10 @@ static bool load_block(tile_job *t, const ra_backward_step *step, const ra_place
         f->delta[i] = meets ? plain_nan(delta) : 0;
         f->begin[i] = meets ? (int32_t)low : 0;
         f->end[i] = meets ? (int32_t)high : 0;
-        const int64_t group = i / SQUARE, fresh = i % SQUARE == 0;
-        t->begin[group] = fresh ? f->begin[i] : ra_max(t->begin[group], f->begin[i]);
-        t->end[group] = fresh ? f->end[i] : ra_min(t->end[group], f->end[i]);
+        const int64_t group = i / SQUARE;
+        const bool first_row = i % SQUARE == 0;
+        t->begin[group] = first_row ? f->begin[i] : ra_max(t->begin[group], f->begin[i]);
+        t->end[group] = first_row ? f->end[i] : ra_min(t->end[group], f->end[i]);
         if (!meets) continue;
         lowest = ra_min(lowest, low);
         highest = ra_max(highest, high);
