@@ -150,7 +150,7 @@ INLINE vec weigh_met(const forward_work *w, int64_t i) {
 
 /* Is one of two bf16 weights 1 or more, or no number? Only then can their sum be heavy. */
 INLINE bool heavy_row(const uint16_t *weights) {
-    return VEC_ANY_HAS(*(const ivec_any *)(const void *)weights + 0x00800080, (int32_t)0xc000c000);
+    return VEC_ANY_HAS((ivec)(*(const halves_any *)weights + (uint16_t)0x0080), (int32_t)0xc000c000);
 }
 
 /* The rows of a step that need care: for their masks, or for new bases. */
