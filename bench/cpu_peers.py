@@ -17,7 +17,7 @@ and of this library against itself, where the peer is
     scaling                             one thread, against two, with one head
     overhead                            PyTorch at n = 1: microseconds of a whole call from Python, smallest of many
 
-With several threads each call begins after 20 ms of rest, since PyTorch's threads wait for more work that long.
+With several threads each call begins after 20 ms of rest, since PyTorch's threads stay busy waiting for 10 ms after a call.
 GFLOP/s count attended pairs only, 4 D a pair forward, 10 D backward. On a shared machine only the ratios of a row mean anything."""
 import argparse
 import json

@@ -26,19 +26,24 @@ static void forward_cases(const case_options *options, uint64_t first, int cases
     ra_workers_destroy(workers);
 }
 
+/* Backward of every kernel against float64. */
+static void check_backward_and_free(kernel_case *c, ra_dtype dtype, uint64_t seed, ra_workers *workers) {
+    case_forward_reference(c);
+    case_backward_reference(c);
+    for (int i = 0; KERNEL_AT(i, dtype); i++) {
+        case_backward(c, KERNEL_AT(i, dtype), workers);
+        case_check_backward(c, KERNEL_AT(i, dtype)->name, seed);
+    }
+    case_free(c);
+}
+
 static void backward_cases(const case_options *options, uint64_t first, int cases) {
     ra_workers *workers = workers_new(2);
     for (int t = 0; t < (options->two_types ? 2 : 4); t++)
         for (int n = 0; n < case_share(cases); n++) {
             const uint64_t seed = first + (uint64_t)n;
             kernel_case *c = case_new(seed, dtypes[t], options);
-            case_forward_reference(c);
-            case_backward_reference(c);
-            for (int i = 0; KERNEL_AT(i, dtypes[t]); i++) {
-                case_backward(c, KERNEL_AT(i, dtypes[t]), workers);
-                case_check_backward(c, KERNEL_AT(i, dtypes[t])->name, seed);
-            }
-            case_free(c);
+            check_backward_and_free(c, dtypes[t], seed, workers);
         }
     ra_workers_destroy(workers);
 }
@@ -297,13 +302,7 @@ static void a_poisoned_query_reaches_only_the_keys_it_attends_to(void **state) {
             for (int64_t b = 0; b < c->problem.batch; b++)
                 for (int64_t head = 0; head < c->problem.heads; head++)
                     if (c->dout.used[guarded_at(&c->dout, b, row, head, 0)]) guarded_set(&c->dout, b, row, head, 0, NAN);
-            case_forward_reference(c);
-            case_backward_reference(c);
-            for (int i = 0; KERNEL_AT(i, dtypes[t]); i++) {
-                case_backward(c, KERNEL_AT(i, dtypes[t]), workers);
-                case_check_backward(c, KERNEL_AT(i, dtypes[t])->name, seed);
-            }
-            case_free(c);
+            check_backward_and_free(c, dtypes[t], seed, workers);
         }
     ra_workers_destroy(workers);
 }

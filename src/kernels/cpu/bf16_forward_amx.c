@@ -148,7 +148,8 @@ INLINE vec weigh_met(const forward_work *w, int64_t i) {
     return p0 + p1;
 }
 
-/* Is one of two bf16 weights 1 or more, or no number? Only then can their sum be heavy. */
+/* Is one of the bf16 weights of a row 1 or more? Else no sum of two is heavy. (What is no number may pass: its sum is none
+ * either, and the strip is given up.) */
 INLINE bool heavy_row(const uint16_t *weights) {
     return VEC_ANY_HAS((ivec)(*(const halves_any *)weights + (uint16_t)0x0080), (int32_t)0xc000c000);
 }
