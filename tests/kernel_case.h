@@ -180,6 +180,7 @@ typedef struct case_options {
     bool forbid_limits; /* no window, no key range */
     bool causal;        /* nothing else but that */
     bool few;           /* query rows against many keys */
+    bool single;        /* always */
     double scale;       /* times the usual one; 0 means 1 */
     bool zero_scale;
     bool two_types;          /* f32 and bf16 alone */
@@ -463,7 +464,7 @@ static inline kernel_case *case_new(uint64_t seed, ra_dtype dtype, const case_op
     }
     if (o->dropout) p->dropout = rng_one_in(&r, 2) ? 0.1 : 0.5;
     p->seed = seed * 977;
-    c->single = rng_one_in(&r, 2);
+    c->single = rng_one_in(&r, 2) || o->single;
     c->item_count = c->single || o->rows ? 1 : rng_int(&r, 1, 3);
     for (int n = 0; n < c->item_count; n++) random_item(&r, c, n, o);
     for (int n = 0; n < c->item_count; n++) {
@@ -580,6 +581,36 @@ static inline void case_forward(kernel_case *c, const ra_kernel *kernel, ra_work
     for (int i = 0; i < 5; i++) guarded_check(outputs[i], false);
 }
 
+/* What a single backward step writes to: zeros. Sums hold anything. */
+static inline guarded result_like(rng *r, const kernel_case *c, guarded *sums) {
+    guarded g = guarded_new(r, c->problem.dtype, sums->batches, sums->rows, sums->heads, sums->dim);
+    for (int64_t b = 0; b < g.batches; b++)
+        for (int64_t row = 0; row < g.rows; row++)
+            for (int64_t head = 0; head < g.heads; head++) {
+                guarded_use(&g, b, row, head);
+                for (int64_t d = 0; d < g.dim; d++) {
+                    guarded_set(&g, b, row, head, d, 0);
+                    if (sums->used[guarded_at(sums, b, row, head, d)]) guarded_set(sums, b, row, head, d, NAN);
+                }
+            }
+    guarded_keep(&g);
+    return g;
+}
+
+/* The result takes the place of its sums; where no pair is it must be zero. */
+static inline void take_result(guarded *sums, guarded *result) {
+    guarded_check(result, false);
+    for (int64_t b = 0; b < sums->batches; b++)
+        for (int64_t row = 0; row < sums->rows; row++)
+            for (int64_t head = 0; head < sums->heads; head++)
+                for (int64_t d = 0; d < sums->dim; d++) {
+                    const double value = guarded_get(result, b, row, head, d);
+                    if (sums->used[guarded_at(sums, b, row, head, d)]) guarded_set(sums, b, row, head, d, value);
+                    else assert_true(value == 0);
+                }
+    guarded_free(result);
+}
+
 static inline void case_backward(kernel_case *c, const ra_kernel *kernel, ra_workers *workers) {
     const ra_problem *p = &c->problem;
     for (int n = -1; n < c->item_count; n++) { /* the driver hands zeros */
@@ -596,10 +627,12 @@ static inline void case_backward(kernel_case *c, const ra_kernel *kernel, ra_wor
             guarded_keep(g[i]);
         }
     }
+    const bool single = c->single && ra_dtype_size(p->dtype) == 2;
     const int64_t bytes = kernel->backward_scratch(p, ra_workers_count(workers));
     ra_backward_step step = {.problem = p,
                              .items = c->items,
                              .item_count = c->item_count,
+                             .single = single,
                              .q = c->q.tensor,
                              .dout = c->dout.tensor,
                              .lse = c->lse.tensor,
@@ -607,13 +640,22 @@ static inline void case_backward(kernel_case *c, const ra_kernel *kernel, ra_wor
                              .dq_acc = c->dq.tensor,
                              .workers = workers,
                              .scratch = scratch_new(bytes)};
+    rng r = {.seed = p->seed};
+    guarded *sums[3] = {&c->dq, &c->dk[0], &c->dv[0]}, results[3] = {0};
+    for (int i = 0; single && i < 3; i++) results[i] = result_like(&r, c, sums[i]);
+    if (single) {
+        step.dq = results[0].tensor;
+        c->items[0].dk_result = results[1].tensor;
+        c->items[0].dv_result = results[2].tensor;
+    }
     assert_int_equal(kernel->backward(&step), RA_OK);
     scratch_free(step.scratch, bytes);
-    guarded_check(&c->dq, false);
-    for (int n = 0; n < c->item_count; n++) {
+    for (int i = 0; single && i < 3; i++) take_result(sums[i], &results[i]);
+    for (int n = 0; !single && n < c->item_count; n++) {
         guarded_check(&c->dk[n], false);
         guarded_check(&c->dv[n], false);
     }
+    if (!single) guarded_check(&c->dq, false);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- compare */

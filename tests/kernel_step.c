@@ -146,6 +146,22 @@ static void backward_agrees_with_float64_over_many_blocks(void **state) {
     backward_cases(&(case_options){.max_rows = 500, .max_keys = 500, .amplitude = 1}, 6000, 6);
 }
 
+/* Several tiles of rows and of keys for every kernel: sums of a row begin in one tile and end in another, and tiles that write
+ * results must know which. Windows leave some of them without a pair. */
+static void single_steps_of_many_tiles_write_gradients(void **state) {
+    (void)state;
+    case_options all = {.max_rows = 4200, .rows = 4200, .max_keys = 600, .keys = 600, .dim = 8, .amplitude = 1};
+    all.single = all.two_types = true;
+    case_options causal = all, window = all, small = all;
+    all.forbid_limits = true;
+    causal.causal = true;
+    small.rows = 300, small.keys = 400;
+    backward_cases(&all, 6100, 1);
+    backward_cases(&causal, 6200, 2);
+    backward_cases(&window, 6300, 3);
+    backward_cases(&small, 6400, 12);
+}
+
 static void backward_drops_the_same_pairs_as_forward(void **state) {
     (void)state;
     backward_cases(&(case_options){.max_rows = 60, .max_keys = 150, .amplitude = 1, .dropout = true}, 7000, 20);
@@ -438,6 +454,7 @@ int main(void) {
         cmocka_unit_test(backward_agrees_with_float64_on_random_items),
         cmocka_unit_test(backward_agrees_with_float64_on_scores_of_tens),
         cmocka_unit_test(backward_agrees_with_float64_over_many_blocks),
+        cmocka_unit_test(single_steps_of_many_tiles_write_gradients),
         cmocka_unit_test(backward_drops_the_same_pairs_as_forward),
         cmocka_unit_test(scales_of_zero_and_below_are_right),
         cmocka_unit_test(few_rows_meet_many_keys),

@@ -44,9 +44,10 @@ typedef struct ra_item {
     ra_span heads; /* KV heads */
     ra_item_rows q, k;
     ra_item_loop loop[2];
-    int64_t origin, rate;       /* the lattice place of key y, for dropout: floor((y - origin) / rate) */
-    ra_tensor k_view, v_view;   /* head stride is per head index */
-    ra_tensor dk_view, dv_view; /* backward: f32 (f64) sums, addressed like k_view; added to */
+    int64_t origin, rate;           /* the lattice place of key y, for dropout: floor((y - origin) / rate) */
+    ra_tensor k_view, v_view;       /* head stride is per head index */
+    ra_tensor dk_view, dv_view;     /* backward: f32 (f64) sums, addressed like k_view; added to */
+    ra_tensor dk_result, dv_result; /* of a single backward step: the problem's dtype, addressed like k_view */
 } ra_item;
 
 /* What all items of a call share. */

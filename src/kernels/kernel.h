@@ -30,12 +30,18 @@ typedef struct ra_forward_step {
     void *poll_arg;
 } ra_forward_step;
 
-/* Backward step: adds to dq_acc, and to the dk_view and dv_view of each item. Order of all sums is fixed by items alone. */
+/* Backward step: adds to dq_acc, and to the dk_view and dv_view of each item. Order of all sums is fixed by items alone.
+ *
+ * A plan in which every query row and every key is met by at most one item of one step runs `single` if its type has 16 bits:
+ * the kernel writes dq and the dk_result and dv_result of each item itself, and where no pair is leaves the zeros that are
+ * there. dq_acc, dk_view and dv_view are room for sums, with anything in it. */
 typedef struct ra_backward_step {
     const ra_problem *problem;
     const ra_item *items;
     int64_t item_count;
+    bool single;
     ra_tensor q, dout, lse;
+    ra_tensor dq;     /* unused unless single */
     ra_tensor delta;  /* rowsum(dout*out) - dlse, f32 (f64), addressed like lse */
     ra_tensor dq_acc; /* f32 (f64), addressed like q; zeroed by the driver before the first step */
     void *stream;

@@ -164,6 +164,8 @@ static void add_items(ra_call *call, const ra_piece *piece, const ra_item_views 
             items[i].v_view = packed ? views->v : by_index(views->v, size, &items[i]);
             items[i].dk_view = packed ? views->dk : by_index(views->dk, state, &items[i]);
             items[i].dv_view = packed ? views->dv : by_index(views->dv, state, &items[i]);
+            items[i].dk_result = by_index(views->dk_result, size, &items[i]);
+            items[i].dv_result = by_index(views->dv_result, size, &items[i]);
         }
         call->item_count += count;
     }

@@ -40,9 +40,9 @@ ra_status ra_call_wait(ra_call *call);
 /* Lets messages progress; a kernel's poll. */
 void ra_call_poll(void *call);
 
-/* Where the keys and values of items lie, and where their gradients go (forward: nowhere). */
+/* Where the keys and values of items lie, and where their gradients go (forward: nowhere): sums, and results if single. */
 typedef struct ra_item_views {
-    ra_tensor k, v, dk, dv;
+    ra_tensor k, v, dk, dv, dk_result, dv_result;
 } ra_item_views;
 /* Adds the items of a piece to the step: of what is at home, in this rank's tensors, or of a packed piece. */
 void ra_call_items_home(ra_call *call, const ra_piece *piece, const ra_item_views *home);

@@ -111,9 +111,11 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
 
 /* -------------------------------------------------------------------------------------------------------- backward */
 
-/* Sums of 16-bit gradients live in the workspace, the others in the gradients themselves. */
+/* Sums of 16-bit gradients live in the workspace, the others in the gradients themselves. Of a single step the kernel makes
+ * results. */
 typedef struct gradient {
     ra_tensor result, sums;
+    bool single;
     int64_t rows, heads;
     ra_used_rows used; /* only these have sums */
 } gradient;
@@ -123,6 +125,7 @@ static gradient gradient_of(const ra_plan *plan, ra_tensor result, char *workspa
     const ra_view *view = &plan->view;
     gradient g = {.result = result,
                   .sums = result,
+                  .single = view->single_backward,
                   .rows = queries ? view->rows_q : view->rows_k,
                   .heads = queries ? c->heads : c->kv_heads};
     if (workspace) {
@@ -133,11 +136,15 @@ static gradient gradient_of(const ra_plan *plan, ra_tensor result, char *workspa
 }
 
 static void start_sums(const ra_plan *plan, const gradient *g) {
-    ra_rows_zero(&plan->problem, plan->comm->workers, &g->used, g->sums, ra_state_size(plan->config.dtype), g->rows, g->heads);
+    const ra_used_rows all = {0};
+    const ra_dtype dtype = plan->config.dtype;
+    if (g->single)
+        ra_rows_zero(&plan->problem, plan->comm->workers, &all, g->result, (int64_t)ra_dtype_size(dtype), g->rows, g->heads);
+    else ra_rows_zero(&plan->problem, plan->comm->workers, &g->used, g->sums, ra_state_size(dtype), g->rows, g->heads);
 }
 
 static void take_sums(const ra_plan *plan, const gradient *g) {
-    if (g->sums.data == g->result.data) return;
+    if (g->single || g->sums.data == g->result.data) return;
     ra_rows_convert(&plan->problem, plan->comm->workers, &g->used, g->result, g->sums, g->rows, g->heads);
 }
 
@@ -162,12 +169,14 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
         dq.sums = ra_tensor_bnhd(pass.state[0] + RA_LINK_HEADER, dq.rows, dq.heads, c->head_dim);
         dq.used.count = 0;
     }
-    pass.home = (ra_item_views){args->k, args->v, dk.sums, dv.sums};
+    pass.home = (ra_item_views){args->k, args->v, dk.sums, dv.sums, args->dk, args->dv};
     pass.step = (ra_backward_step){.problem = &plan->problem,
+                                   .single = plan->view.single_backward,
                                    .q = args->q,
                                    .dout = args->dout,
                                    .lse = args->lse,
                                    .delta = delta,
+                                   .dq = args->dq,
                                    .dq_acc = dq.sums,
                                    .stream = args->stream,
                                    .workers = workers,

@@ -28,6 +28,15 @@ static bool meets_once(const ra_route *route, int rank) {
     return true;
 }
 
+/* Does every key of this rank meet one target, its own? */
+static bool met_once(const ra_route *route, const ra_view *view) {
+    for (int64_t i = 0; i < view->local_count; i++) {
+        const ra_ring *ring = &route->rings.rings[view->local[i]];
+        if (ring->source_count > 1 || ring->target_count > 1) return false;
+    }
+    return view->own_count == 0;
+}
+
 /* Every block of rows looks through all sets: not worth it where they are many, or leave few rows out. */
 static bool find_used(ra_arena *arena, const ra_route *route, int rank, bool queries, int64_t all, ra_used_rows *used) {
     enum { MOST = 32 };
@@ -61,6 +70,7 @@ ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_vi
     view->rows_q = c->placement == RA_REPLICATED ? c->seq_q : ra_shard_of(c->layout, rank, route->ranks, c->seq_q).count;
     view->rows_k = ra_shard_of(c->layout, rank, route->ranks, c->seq_k).count;
     view->single = meets_once(route, rank) && (c->placement == RA_SHARDED || route->ranks == 1);
+    view->single_backward = view->single && met_once(route, view) && ra_dtype_size(c->dtype) == 2;
     if (!find_used(arena, route, rank, true, view->rows_q * c->heads, &view->used_q) ||
         !find_used(arena, route, rank, false, view->rows_k * c->kv_heads, &view->used_k) ||
         !ra_message_bound(arena, route, view->own, view->own_count, rank, &view->bounds))

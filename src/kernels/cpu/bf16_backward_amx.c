@@ -299,15 +299,40 @@ static void pack_keys_backward(backward_space *f, const ra_place *place, int64_t
     }
 }
 
-/* to += factor * 16 columns from each of `from`, `step` apart. */
-INLINE void add_row(float *to, const float *from, int64_t step, float factor, int64_t dim) {
+/* Where a row of a gradient goes: to its sum, unless that opens here and holds nothing yet; or, if it closes, with its sum to
+ * the result. */
+typedef struct gradient_row {
+    bool opens, closes;
+    float *sum;
+    uint16_t *result;
+} gradient_row;
+
+/* 16 columns of the row lie at `from`, the next 16 `step` further on. */
+INLINE void put_row(gradient_row to, const float *from, int64_t step, float factor, int64_t dim) {
     int64_t d = 0;
-    for (; d + 16 <= dim; d += 16, from += step) store(to + d, load(to + d) + load(from) * splat(factor));
-    for (; d < dim; d++) to[d] += *from++ * factor;
+    for (; d + 32 <= dim; d += 32, from += 2 * step) {
+        vec low = load(from) * splat(factor), high = load(from + step) * splat(factor);
+        if (!to.opens) {
+            low += load(to.sum + d);
+            high += load(to.sum + d + 16);
+        }
+        if (to.closes) {
+            *(halves_any *)(to.result + d) = VEC_TO_BF16(low, high);
+        } else {
+            store(to.sum + d, low);
+            store(to.sum + d + 16, high);
+        }
+    }
+    for (int64_t i = 0; d < dim; i++, d++) {
+        const float x = from[i / 16 * step + i % 16] * factor + (to.opens ? 0 : to.sum[d]);
+        if (to.closes) to.result[d] = ra_f32_to_bf16(x);
+        else to.sum[d] = x;
+    }
 }
 
+/* dq of rows [begin, end), whose sums this tile opens or closes. */
 static void store_queries(const backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin,
-                          int64_t end) {
+                          int64_t end, bool opens, bool closes) {
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin;
     for (int64_t i = 0; i < rows; i += SQUARE) {
         float turned[MAX_DIM / 16][2][SUMS]; /* [16 dimensions][half] of [column][dimension] */
@@ -317,21 +342,32 @@ static void store_queries(const backward_space *f, const ra_backward_step *step,
         for (int64_t c = 0; c < SQUARE; c++) {
             const int64_t r = i + c;
             if (r < rows)
-                add_row((float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, begin + r),
+                put_row((gradient_row){opens, closes, (float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, begin + r),
+                                       (uint16_t *)step->dq.data + ra_place_at(place, &step->dq, begin + r)},
                         turned[0][c / 16] + c % 16 * 16, 2 * SUMS, (float)place->problem->scale, dim);
         }
     }
 }
 
-static void store_keys(const backward_space *f, const ra_place *place, int64_t first, int64_t last) {
+INLINE gradient_row key_row(const ra_place *place, const ra_tensor *sums, const ra_tensor *result, int64_t c) {
+    return (gradient_row){place->opens, place->closes, (float *)sums->data + ra_place_key_at(place, sums, c),
+                          (uint16_t *)result->data + ra_place_key_at(place, result, c)};
+}
+
+static void store_keys(backward_space *f, const ra_place *place, int64_t first, int64_t last) {
     const ra_item *item = place->item;
     const int64_t dim = place->problem->head_dim, width = padded(dim);
     for (int64_t c = 0; c < last - first; c++) {
-        if (!f->summed[c / SQUARE]) continue;
-        const int64_t at = c / SQUARE * SQUARE * width + c % SQUARE * 16;
-        add_row((float *)item->dk_view.data + ra_place_key_at(place, &item->dk_view, first + c), f->dk + at, 2 * SUMS,
-                (float)place->problem->scale, dim);
-        add_row((float *)item->dv_view.data + ra_place_key_at(place, &item->dv_view, first + c), f->dv + at, 2 * SUMS, 1, dim);
+        const int64_t square = c / SQUARE * SQUARE * width, at = square + c % SQUARE * 16;
+        if (!f->summed[c / SQUARE]) {
+            if (!place->opens && !place->closes) continue;
+            memset(f->dk + square, 0, (size_t)(SQUARE * width) * sizeof(float));
+            memset(f->dv + square, 0, (size_t)(SQUARE * width) * sizeof(float));
+            f->summed[c / SQUARE] = true;
+        }
+        put_row(key_row(place, &item->dk_view, &item->dk_result, first + c), f->dk + at, 2 * SUMS, (float)place->problem->scale,
+                dim);
+        put_row(key_row(place, &item->dv_view, &item->dv_result, first + c), f->dv + at, 2 * SUMS, 1, dim);
     }
 }
 
@@ -352,16 +388,20 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
                   .depth = width / SQUARE,
                   .chunks = ra_ceil_div(last - first, SQUARE),
                   .scale = (float)(problem->scale * LOG2_E)};
-    uint32_t stored = 0; /* blocks whose dQ is in its place */
-    bool finite = true;
+    uint32_t stored = 0;                               /* blocks whose dQ is in its place */
+    bool finite = true, opens = false, closes = false; /* the rows of a block */
     backward_arrays(problem, scratch, f);
     memset(f->summed, 0, sizeof f->summed);
     pack_keys_backward(f, place, first, last);
     TILES_ON();
     for (int64_t row = begin; row < end; row += BLOCK) {
         const int64_t block_end = ra_min(row + BLOCK, end);
-        if (!load_block(&t, step, place, row, block_end, first, last)) continue;
-        switch (UNROLL_STEPS ? t.depth : 0) { /* the common head dimensions have their own code */
+        if (step->single) ra_place_ends(place, row, block_end, COLUMNS, first / COLUMNS, &opens, &closes);
+        const bool meets = load_block(&t, step, place, row, block_end, first, last);
+        if (!meets && !opens && !closes) continue;
+        if (!meets) memset(f->dq, 0, (size_t)(t.groups * SQUARE * width) * sizeof(float));
+        switch (!meets ? -1 : UNROLL_STEPS ? t.depth : 0) { /* the common head dimensions have their own code */
+        case -1: break;
         case 2: walk_block(&t, 2); break;
         case 4: walk_block(&t, 4); break;
         default: walk_block(&t, t.depth);
@@ -369,7 +409,7 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
         finite &= all_finite(f->dq, t.groups * SQUARE * width);
         if (!finite) continue; /* and these rows are not passed before the end */
         ra_turn_wait(place->turn, block_end);
-        store_queries(f, step, place, row, block_end);
+        store_queries(f, step, place, row, block_end, opens, closes);
         ra_turn_pass(place->turn, block_end);
         stored |= 1u << (row - begin) / BLOCK;
     }
@@ -378,12 +418,21 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
         store_keys(f, place, first, last);
         return;
     }
+    if (place->opens) ra_open_keys(place, first, last);
     for (int64_t row = begin; row < end; row += BLOCK) {
+        const int64_t block_end = ra_min(row + BLOCK, end);
+        const bool done = stored >> (row - begin) / BLOCK & 1;
         float nowhere[MAX_DIM] = {0};
         ra_backward_step other = *step;
-        if (stored >> (row - begin) / BLOCK & 1) other.dq_acc = (ra_tensor){.data = nowhere};
-        ra_scalar_backward_tile(&other, place, row, ra_min(row + BLOCK, end), first, last, scratch);
+        if (done) other.dq_acc = (ra_tensor){.data = nowhere};
+        if (step->single) ra_place_ends(place, row, block_end, COLUMNS, first / COLUMNS, &opens, &closes);
+        if (opens && !done) ra_open_rows(step, place, row, block_end);
+        ra_scalar_backward_tile(&other, place, row, block_end, first, last, scratch);
+        if (!closes || done) continue;
+        ra_turn_wait(place->turn, block_end);
+        ra_close_rows(step, place, row, block_end);
     }
+    if (place->closes) ra_close_keys(place, first, last);
 }
 
 int64_t ra_amx_backward_scratch(const ra_problem *problem, int workers) {
@@ -394,5 +443,5 @@ int64_t ra_amx_backward_scratch(const ra_problem *problem, int workers) {
 
 ra_status ra_amx_backward(const ra_backward_step *step) {
     if (left_to_avx512(step->problem)) return ra_avx512_backward(step);
-    return ra_cpu_backward(step, backward_tile, ROWS, COLUMNS, ra_amx_backward_scratch(step->problem, 1));
+    return ra_cpu_backward(step, backward_tile, ROWS, COLUMNS, true, ra_amx_backward_scratch(step->problem, 1));
 }

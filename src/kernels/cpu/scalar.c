@@ -65,5 +65,5 @@ ra_status ra_scalar_forward(const ra_forward_step *step) {
 }
 
 ra_status ra_scalar_backward(const ra_backward_step *step) {
-    return ra_cpu_backward(step, ra_scalar_backward_tile, BACKWARD_ROWS, KEYS, backward_space(step->problem));
+    return ra_cpu_backward(step, ra_scalar_backward_tile, BACKWARD_ROWS, KEYS, false, backward_space(step->problem));
 }

@@ -1,7 +1,9 @@
 #include "kernels/cpu/places.h"
 
 #include <sched.h>
+#include <string.h>
 
+#include "core/dtype.h"
 #include "core/status.h"
 
 /* ---------------------------------------------------------------------------------------------------------- waves */
@@ -126,6 +128,7 @@ typedef struct backward_wave {
     const ra_item *items;
     ra_backward_tile *tile;
     int64_t rows, keys, scratch;
+    bool writes;
     int64_t first;           /* tile of this run; -1: a task is a place */
     _Atomic int64_t *passed; /* rows, by each tile of the run; INT64_MAX: it is done */
 } backward_wave;
@@ -147,13 +150,80 @@ static int64_t tasks_of(const backward_wave *wave, const ra_item *item) {
     return wave->first < 0 ? g.places : g.places * g.query_blocks * g.key_blocks;
 }
 
-static void backward_pair(const backward_wave *wave, const ra_place *place, int64_t i, int64_t j, char *scratch) {
+/* The keys of tile j that rows of tile i may meet. False: none. */
+static bool pair_keys(const backward_wave *wave, const ra_place *place, int64_t i, int64_t j, int64_t *low, int64_t *high) {
+    ra_place_hull(place, i * wave->rows, ra_min((i + 1) * wave->rows, ra_place_rows(place)), low, high);
+    *low = ra_max(*low, j * wave->keys);
+    *high = ra_min(*high, (j + 1) * wave->keys);
+    return *low < *high;
+}
+
+/* Does a tile of rows in [from, to) meet keys of tile j? */
+static bool met_among(const backward_wave *wave, const ra_place *place, int64_t from, int64_t to, int64_t j) {
+    int64_t low, high;
+    while (from < to && !pair_keys(wave, place, from, j, &low, &high)) from++;
+    return from < to;
+}
+
+void ra_open_rows(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; r++)
+        memset((float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, r), 0,
+               (size_t)place->problem->head_dim * sizeof(float));
+}
+
+void ra_open_keys(const ra_place *place, int64_t first, int64_t last) {
+    const ra_tensor *sums[] = {&place->item->dk_view, &place->item->dv_view};
+    for (int i = 0; i < 2; i++)
+        for (int64_t c = first; c < last; c++)
+            memset((float *)sums[i]->data + ra_place_key_at(place, sums[i], c), 0,
+                   (size_t)place->problem->head_dim * sizeof(float));
+}
+
+/* 16-bit elements from f32. */
+static void take_sums(const ra_problem *problem, const ra_tensor *result, int64_t to, const ra_tensor *sums, int64_t from) {
+    ra_convert((uint16_t *)result->data + to, problem->dtype, (const float *)sums->data + from, RA_F32, problem->head_dim);
+}
+
+void ra_close_rows(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; r++)
+        take_sums(place->problem, &step->dq, ra_place_at(place, &step->dq, r), &step->dq_acc,
+                  ra_place_at(place, &step->dq_acc, r));
+}
+
+void ra_close_keys(const ra_place *place, int64_t first, int64_t last) {
+    const ra_item *item = place->item;
+    for (int64_t c = first; c < last; c++) {
+        take_sums(place->problem, &item->dk_result, ra_place_key_at(place, &item->dk_result, c), &item->dk_view,
+                  ra_place_key_at(place, &item->dk_view, c));
+        take_sums(place->problem, &item->dv_result, ra_place_key_at(place, &item->dv_result, c), &item->dv_view,
+                  ra_place_key_at(place, &item->dv_view, c));
+    }
+}
+
+static void backward_pair(const backward_wave *wave, ra_place *place, int64_t i, int64_t j, char *scratch) {
+    const ra_backward_step *step = wave->step;
     const int64_t begin = i * wave->rows, end = ra_min(begin + wave->rows, ra_place_rows(place));
     int64_t low, high;
-    ra_place_hull(place, begin, end, &low, &high);
-    low = ra_max(low, j * wave->keys);
-    high = ra_min(high, (j + 1) * wave->keys);
-    if (low < high) wave->tile(wave->step, place, begin, end, low, high, scratch);
+    if (!pair_keys(wave, place, i, j, &low, &high)) return;
+    bool opens = false, closes = false; /* the rows */
+    if (step->single) {
+        place->opens = !met_among(wave, place, 0, i, j);
+        place->closes = !met_among(wave, place, i + 1, ra_ceil_div(ra_place_rows(place), wave->rows), j);
+        if (place->opens || place->closes) { /* also keys that only other rows meet, or none */
+            low = j * wave->keys;
+            high = ra_min(low + wave->keys, place->k.count);
+        }
+        ra_place_ends(place, begin, end, wave->keys, j, &opens, &closes);
+    }
+    const bool around = step->single && !wave->writes;
+    if (around && opens) ra_open_rows(step, place, begin, end);
+    if (around && place->opens) ra_open_keys(place, low, high);
+    wave->tile(step, place, begin, end, low, high, scratch);
+    if (around && closes) {
+        ra_turn_wait(place->turn, end); /* also for rows that this tile did not add to */
+        ra_close_rows(step, place, begin, end);
+    }
+    if (around && place->closes) ra_close_keys(place, low, high);
 }
 
 static void backward_task(void *arg, int64_t index, int worker) {
@@ -164,7 +234,7 @@ static void backward_task(void *arg, int64_t index, int worker) {
     for (int64_t tasks; left >= (tasks = tasks_of(wave, item)); item++) left -= tasks;
     const grid g = grid_of(wave, item);
     if (wave->first < 0) {
-        const ra_place place = ra_place_number(wave->step->problem, item, left);
+        ra_place place = ra_place_number(wave->step->problem, item, left);
         for (int64_t i = 0; i < g.query_blocks; i++)
             for (int64_t j = 0; j < g.key_blocks; j++) backward_pair(wave, &place, i, j, scratch);
         return;
@@ -185,11 +255,12 @@ void ra_wait_for_rows(_Atomic int64_t *passed, int64_t rows) {
     }
 }
 
-ra_status ra_cpu_backward(const ra_backward_step *step, ra_backward_tile *tile, int64_t rows, int64_t keys, int64_t scratch) {
+ra_status ra_cpu_backward(const ra_backward_step *step, ra_backward_tile *tile, int64_t rows, int64_t keys, bool writes,
+                          int64_t scratch) {
     _Atomic int64_t passed[MOST_TILES];
     for (int64_t begin = 0, end; begin < step->item_count; begin = end) {
         end = wave_end(step->items, begin, step->item_count, true);
-        backward_wave wave = {step, step->items + begin, tile, rows, keys, scratch, -1, passed};
+        backward_wave wave = {step, step->items + begin, tile, rows, keys, scratch, writes, -1, passed};
         int64_t places = 0, tiles = 0, most = 0;
         for (int64_t i = begin; i < end; i++) {
             const grid g = grid_of(&wave, &step->items[i]);

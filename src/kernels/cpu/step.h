@@ -22,6 +22,7 @@ typedef struct ra_place {
     int64_t head;         /* first query head of the group */
     int64_t group;        /* query heads of a KV head */
     struct ra_turn *turn; /* of a backward tile; NULL: nobody else adds to the same rows */
+    bool opens, closes;   /* of a single backward step: no tile before this one adds to its keys; none after it does */
 } ra_place;
 
 /* The order of the sums of dq. A tile goes through its rows in order: it waits before it adds to them, and passes them on. */
@@ -55,9 +56,18 @@ typedef void ra_backward_tile(const ra_backward_step *step, const ra_place *plac
                               int64_t key_begin, int64_t key_end, void *scratch);
 
 /* Tile sizes travel beside the tile functions. scratch: bytes of a worker. A forward tile has `most` rows, or fewer, a multiple
- * of `unit`, when there is too little work for all workers; results must not depend on that. */
+ * of `unit`, when there is too little work for all workers; results must not depend on that. Backward tiles that do not write
+ * the results of a single step themselves only ever add. */
 ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int64_t unit, int64_t most, int64_t scratch);
-ra_status ra_cpu_backward(const ra_backward_step *step, ra_backward_tile *tile, int64_t rows, int64_t keys, int64_t scratch);
+ra_status ra_cpu_backward(const ra_backward_step *step, ra_backward_tile *tile, int64_t rows, int64_t keys, bool writes,
+                          int64_t scratch);
+
+/* For tiles that only add, in a single step: what comes before the first of them that adds to some rows, or to some keys, and
+ * after the last. */
+void ra_open_rows(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end);
+void ra_close_rows(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end);
+void ra_open_keys(const ra_place *place, int64_t first, int64_t last);
+void ra_close_keys(const ra_place *place, int64_t first, int64_t last);
 
 /* Rows of the largest forward tile that a problem can have. */
 static inline int64_t ra_cpu_tile_rows(const ra_problem *problem, int64_t unit, int64_t most) {
@@ -90,6 +100,15 @@ static inline void ra_place_hull(const ra_place *p, int64_t first, int64_t last,
     ra_place_interval(p, first, begin, &unused);
     ra_place_interval(p, last - 1, &unused, end);
     *end = ra_max(*begin, ra_min(*end, p->k.count)); /* an empty interval may lie beyond the keys */
+}
+
+/* Keys come in tiles. Is tile `j` the first that rows [first, last) meet, the last? */
+static inline void ra_place_ends(const ra_place *p, int64_t first, int64_t last, int64_t keys, int64_t j, bool *opens,
+                                 bool *closes) {
+    int64_t begin, end;
+    ra_place_hull(p, first, last, &begin, &end);
+    *opens = begin < end && begin / keys == j;
+    *closes = begin < end && (end - 1) / keys == j;
 }
 
 /* Do rows [first, last) all meet the same keys, [*begin, *end)? If not, those are met by the first. */
