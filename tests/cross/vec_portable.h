@@ -100,6 +100,8 @@ static inline void portable_tile_dot(int c, int a, int b) {
 #define TILE_STORE(t, p, stride) portable_tile_store(t, p, stride)
 #define TILE_DOT(c, a, b) portable_tile_dot(c, a, b)
 #define TILE_REST() ((void)0)
+#define VEC_STREAM(to, x) memcpy(to, &(x), sizeof(x))
+#define RESULTS_END() ((void)0)
 #define UNROLL_STEPS false /* compilers would take minutes */
 
 #endif

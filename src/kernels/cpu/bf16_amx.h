@@ -57,6 +57,9 @@ typedef struct tile_config {
 /* x where `bits` says so, else -inf; and the largest element, -inf at least. */
 #define VEC_ONLY(bits, x) _mm512_mask_blend_ps((__mmask16)(bits), _mm512_set1_ps(-INFINITY), x)
 #define VEC_HIGHEST(x) _mm512_reduce_max_ps(x)
+/* A line that passes the caches by (core/stream.h), and what comes before another thread is told of it. */
+#define VEC_STREAM(to, x) _mm512_stream_si512((__m512i *)(void *)(to), (__m512i)(x))
+#define RESULTS_END() _mm_sfence()
 /* Has any of the words that bit? */
 #define VEC_ANY_HAS(x, bit) (_mm512_test_epi32_mask((__m512i)(x), _mm512_set1_epi32(bit)) != 0)
 #endif
@@ -105,6 +108,22 @@ INLINE float plain_nan(float x) { return x == x ? x : NAN; }
 INLINE ivec rounded(vec x) { return (ivec)x + 0x8000; }
 INLINE void store_pairs(uint16_t *to, ivec low, ivec high) {
     *(ivec_any *)(void *)to = VEC_UPPER_HALVES(low) | (high & (int32_t)0xffff0000);
+}
+
+/* -------------------------------------------------------------------------------------------------------- results */
+
+enum { STREAMED = 1 << 21 }; /* elements of a result; a smaller one is better off in the caches, near its reader */
+
+/* Do rows of a result that lie `stride` elements apart pass the caches by? Between others they are no stream that a processor
+ * sees coming, and it would read every line to write it. */
+INLINE bool results_streamed(const ra_problem *problem, int64_t stride) {
+    const int64_t dim = problem->head_dim;
+    return stride > dim && ra_sat_mul(ra_sat_mul(problem->batch, problem->rows_q), problem->heads * dim) >= STREAMED;
+}
+
+INLINE void put_result(uint16_t *to, halves x, bool streamed) {
+    if (streamed && (uintptr_t)to % sizeof x == 0) VEC_STREAM(to, x);
+    else *(halves_any *)to = x;
 }
 
 /* -------------------------------------------------------------------------------------------------------- packing */

@@ -14,10 +14,16 @@
 #include "kernels/cpu/bf16_amx.h"
 
 enum {
-    BLOCK = 256,   /* rows at a time */
-    ROWS = 4096,   /* of a tile: one packing of its keys serves them all, and dK and dV of them are summed where they are */
-    COLUMNS = 512, /* keys of a tile */
+    BLOCK = 256,    /* rows at a time */
+    ROWS = 4096,    /* of a tile: one packing of its keys serves them all, and dK and dV of them are summed where they are */
+    COLUMNS = 1024, /* keys of a tile at most */
+    KEPT = 65536,   /* elements of them at most: all that belongs to a tile's keys stays in the second cache */
 };
+
+/* Keys of a tile. */
+INLINE int64_t most_keys(const ra_problem *problem) {
+    return ra_min(COLUMNS, KEPT / padded(problem->head_dim) / SQUARE * SQUARE);
+}
 
 typedef struct backward_space {
     _Alignas(64) float s[2][4 * SUMS], dp[2][4 * SUMS]; /* a square, transposed */
@@ -39,7 +45,7 @@ typedef struct backward_space {
 } backward_space;
 
 static int64_t backward_arrays(const ra_problem *problem, char *base, backward_space *f) {
-    const int64_t width = padded(problem->head_dim), rows = ra_cpu_tile_rows(problem, SQUARE, BLOCK),
+    const int64_t width = padded(problem->head_dim), keys = most_keys(problem), rows = ra_cpu_tile_rows(problem, SQUARE, BLOCK),
                   size = (int64_t)sizeof(float);
     char *at = base;
     ra_carve(&at, (int64_t)sizeof *f);
@@ -47,12 +53,12 @@ static int64_t backward_arrays(const ra_problem *problem, char *base, backward_s
     f->q_along = ra_carve(&at, rows * width * 2);
     f->dout_across = ra_carve(&at, rows * width * 2);
     f->dout_along = ra_carve(&at, rows * width * 2);
-    f->k = ra_carve(&at, COLUMNS * width * 2);
-    f->v = ra_carve(&at, COLUMNS * width * 2);
-    f->k_turned = ra_carve(&at, COLUMNS * width * 2);
-    f->ds_along = ra_carve(&at, COLUMNS * rows * 2);
-    f->dk = ra_carve(&at, COLUMNS * width * size);
-    f->dv = ra_carve(&at, COLUMNS * width * size);
+    f->k = ra_carve(&at, keys * width * 2);
+    f->v = ra_carve(&at, keys * width * 2);
+    f->k_turned = ra_carve(&at, keys * width * 2);
+    f->ds_along = ra_carve(&at, keys * rows * 2);
+    f->dk = ra_carve(&at, keys * width * size);
+    f->dv = ra_carve(&at, keys * width * size);
     f->dq = ra_carve(&at, width * rows * size);
     return at - base;
 }
@@ -302,7 +308,7 @@ static void pack_keys_backward(backward_space *f, const ra_place *place, int64_t
 /* Where a row of a gradient goes: to its sum, unless that opens here and holds nothing yet; or, if it closes, with its sum to
  * the result. */
 typedef struct gradient_row {
-    bool opens, closes;
+    bool opens, closes, streamed;
     float *sum;
     uint16_t *result;
 } gradient_row;
@@ -317,7 +323,7 @@ INLINE void put_row(gradient_row to, const float *from, int64_t step, float fact
             high += load(to.sum + d + 16);
         }
         if (to.closes) {
-            *(halves_any *)(to.result + d) = VEC_TO_BF16(low, high);
+            put_result(to.result + d, VEC_TO_BF16(low, high), to.streamed);
         } else {
             store(to.sum + d, low);
             store(to.sum + d + 16, high);
@@ -334,6 +340,7 @@ INLINE void put_row(gradient_row to, const float *from, int64_t step, float fact
 static void store_queries(const backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin,
                           int64_t end, bool opens, bool closes) {
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin;
+    const bool streamed = results_streamed(place->problem, place->q.row_step * step->dq.row);
     for (int64_t i = 0; i < rows; i += SQUARE) {
         float turned[MAX_DIM / 16][2][SUMS]; /* [16 dimensions][half] of [column][dimension] */
         for (int64_t d = 0; d < width / 16; d++)
@@ -342,15 +349,18 @@ static void store_queries(const backward_space *f, const ra_backward_step *step,
         for (int64_t c = 0; c < SQUARE; c++) {
             const int64_t r = i + c;
             if (r < rows)
-                put_row((gradient_row){opens, closes, (float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, begin + r),
+                put_row((gradient_row){opens, closes, streamed,
+                                       (float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, begin + r),
                                        (uint16_t *)step->dq.data + ra_place_at(place, &step->dq, begin + r)},
                         turned[0][c / 16] + c % 16 * 16, 2 * SUMS, (float)place->problem->scale, dim);
         }
     }
+    RESULTS_END();
 }
 
 INLINE gradient_row key_row(const ra_place *place, const ra_tensor *sums, const ra_tensor *result, int64_t c) {
-    return (gradient_row){place->opens, place->closes, (float *)sums->data + ra_place_key_at(place, sums, c),
+    return (gradient_row){place->opens, place->closes, results_streamed(place->problem, place->k.row_step * result->row),
+                          (float *)sums->data + ra_place_key_at(place, sums, c),
                           (uint16_t *)result->data + ra_place_key_at(place, result, c)};
 }
 
@@ -369,6 +379,7 @@ static void store_keys(backward_space *f, const ra_place *place, int64_t first, 
                 dim);
         put_row(key_row(place, &item->dv_view, &item->dv_result, first + c), f->dv + at, 2 * SUMS, 1, dim);
     }
+    RESULTS_END();
 }
 
 static bool keys_finite(const backward_space *f, int64_t chunks, int64_t width) {
@@ -383,7 +394,7 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
                           int64_t last, void *scratch) {
     backward_space *f = scratch;
     const ra_problem *problem = place->problem;
-    const int64_t width = padded(problem->head_dim);
+    const int64_t width = padded(problem->head_dim), keys = most_keys(problem);
     tile_job t = {.f = f,
                   .depth = width / SQUARE,
                   .chunks = ra_ceil_div(last - first, SQUARE),
@@ -396,7 +407,7 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
     TILES_ON();
     for (int64_t row = begin; row < end; row += BLOCK) {
         const int64_t block_end = ra_min(row + BLOCK, end);
-        if (step->single) ra_place_ends(place, row, block_end, COLUMNS, first / COLUMNS, &opens, &closes);
+        if (step->single) ra_place_ends(place, row, block_end, keys, first / keys, &opens, &closes);
         const bool meets = load_block(&t, step, place, row, block_end, first, last);
         if (!meets && !opens && !closes) continue;
         if (!meets) memset(f->dq, 0, (size_t)(t.groups * SQUARE * width) * sizeof(float));
@@ -425,7 +436,7 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
         float nowhere[MAX_DIM] = {0};
         ra_backward_step other = *step;
         if (done) other.dq_acc = (ra_tensor){.data = nowhere};
-        if (step->single) ra_place_ends(place, row, block_end, COLUMNS, first / COLUMNS, &opens, &closes);
+        if (step->single) ra_place_ends(place, row, block_end, keys, first / keys, &opens, &closes);
         if (opens && !done) ra_open_rows(step, place, row, block_end);
         ra_scalar_backward_tile(&other, place, row, block_end, first, last, scratch);
         if (!closes || done) continue;
@@ -443,5 +454,6 @@ int64_t ra_amx_backward_scratch(const ra_problem *problem, int workers) {
 
 ra_status ra_amx_backward(const ra_backward_step *step) {
     if (left_to_avx512(step->problem)) return ra_avx512_backward(step);
-    return ra_cpu_backward(step, backward_tile, ROWS, COLUMNS, true, ra_amx_backward_scratch(step->problem, 1));
+    return ra_cpu_backward(step, backward_tile, ROWS, most_keys(step->problem), true,
+                           ra_amx_backward_scratch(step->problem, 1));
 }

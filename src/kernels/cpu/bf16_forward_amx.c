@@ -16,8 +16,8 @@
 
 enum {
     STRIP = SQUARE,
-    QUERIES = 1024,  /* rows of a tile at most: what one packing of K and V serves */
-    SUMMED = 131072, /* elements of acc at most */
+    QUERIES = 2048,  /* rows of a tile at most: what one packing of K and V serves */
+    SUMMED = 262144, /* elements of acc at most */
     PACKED = 131072, /* elements of K (and of V) that are packed at a time: they stay in the second cache */
 };
 
@@ -205,11 +205,14 @@ static void shrink_rows(strip *t) {
     t->shrunk = false;
 }
 
-/* Every step lets some of the keys that are packed next come nearer. */
-INLINE void fetch_ahead(strip *t) {
+/* Every step lets some of the keys that are packed next come nearer, and its share of the next strip's acc. */
+INLINE void fetch_ahead(strip *t, int64_t step, int64_t depth) {
     const int64_t end = ra_min(*t->ahead + t->fetch, t->ahead_end);
     fetch_keys(t->place, *t->ahead, end);
     *t->ahead = end;
+    const int64_t size = STRIP * SQUARE * depth, share = ra_round_up(ra_ceil_div(size, t->steps), 16);
+    const float *next = t->f->acc + (t->row + STRIP) * SQUARE * depth;
+    for (int64_t i = step * share; i < ra_min((step + 1) * share, size); i += 16) __builtin_prefetch(next + i, 1, 2);
 }
 
 INLINE void walk(strip *t, const int64_t depth) {
@@ -230,7 +233,7 @@ INLINE void walk(strip *t, const int64_t depth) {
                              .before = f->sums[step & 1],
                              .after = f->sums[~step & 1],
                              .scale = splat(t->scale)};
-        fetch_ahead(t);
+        fetch_ahead(t, step, depth);
         if (plain && scores && values) {
             multiply_and_weigh(&t->owed, SCORES_OF(t, step + 1, depth), false, &work, 0, FORWARD_UNITS / 2);
             multiply_and_weigh(&t->owed, VALUES_OF(t, block - 1, piece, depth, depth), add, &work, FORWARD_UNITS / 2,
@@ -341,6 +344,7 @@ static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_p
                        int64_t rows) {
     const int64_t dim = place->problem->head_dim, width = padded(dim);
     if (f->fresh[row / STRIP]) memset(f->acc + row * width, 0, (size_t)(STRIP * width) * sizeof(float));
+    const bool streamed = results_streamed(place->problem, place->q.row_step * step->out.row);
     bool finite = all_finite(f->acc + row * width, STRIP * width);
     for (int64_t i = row; i < row + rows; i++) {
         f->l[i] += (double)sum_of(f->all_sums[i]);
@@ -361,7 +365,7 @@ static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_p
         }
         uint16_t *out = (uint16_t *)step->out.data + ra_place_at(place, &step->out, r);
         int64_t d = 0;
-        for (; d + 32 <= dim; d += 32) *(halves_any *)(out + d) = VEC_TO_BF16(load(line + d), load(line + d + 16));
+        for (; d + 32 <= dim; d += 32) put_result(out + d, VEC_TO_BF16(load(line + d), load(line + d + 16)), streamed);
         for (; d < dim; d++) out[d] = ra_f32_to_bf16(line[d]);
         if (step->lse.data)
             ((float *)step->lse.data)[ra_place_at(place, &step->lse, r)] = empty ? -INFINITY : (float)(m + log(f->l[i]));
@@ -400,9 +404,10 @@ static void forward_tile(const ra_forward_step *step, const ra_place *place, int
     }
     TILES_OFF();
     /* Strips, not tiles, are given up: which rows a tile holds depends on the number of workers. */
-    uint32_t bad = 0;
+    uint64_t bad = 0;
     for (int64_t row = 0; row < rows; row += STRIP)
-        if (!store_rows(f, step, place, begin, row, ra_min(STRIP, rows - row))) bad |= 1u << row / STRIP;
+        if (!store_rows(f, step, place, begin, row, ra_min(STRIP, rows - row))) bad |= UINT64_C(1) << row / STRIP;
+    RESULTS_END();
     for (int64_t row = 0; bad && row < rows; row += STRIP)
         if (bad >> row / STRIP & 1)
             ra_scalar_forward_tile(step, place, begin + row, begin + ra_min(row + STRIP, rows), scratch);
