@@ -253,8 +253,7 @@ void ra_rows_finish(const ra_problem *problem, ra_workers *workers, const ra_use
     } while (0)
 
 /* a: dout, b: out, c: dlse, lse: delta. f32 is summed in double: delta is subtracted from what nearly equals it. */
-static void delta_row(const rows_job *job, const block *in, int64_t row, int64_t head, int64_t count, void *arg) {
-    (void)count, (void)arg;
+static void delta_row(const rows_job *job, const block *in, int64_t row, int64_t head) {
     const ra_dtype dtype = job->problem->dtype;
     const int64_t size = (int64_t)ra_dtype_size(dtype), dim = job->problem->head_dim;
     const void *a = element(&job->a, size, in->batch, row, head), *b = element(&job->b, size, in->batch, row, head);
@@ -282,7 +281,30 @@ static void delta_row(const rows_job *job, const block *in, int64_t row, int64_t
     if (job->c.data) sum -= load(&job->c, dtype, in->batch, row, head);
     store(&job->lse, dtype, in->batch, row, head, sum);
 }
-static void delta_block(const rows_job *job, const block *b) { for_used(job, b, NULL, NULL, delta_row, NULL); }
+
+/* Rows of a head that lie apart are no stream that a processor sees coming. */
+static void fetch_row(const rows_job *job, const ra_tensor *t, const block *in, int64_t row, int64_t head) {
+    const int64_t size = (int64_t)ra_dtype_size(job->problem->dtype);
+    const char *data = element(t, size, in->batch, row, head);
+    for (int64_t i = 0; i < job->problem->head_dim * size; i += 64) __builtin_prefetch(data + i);
+}
+
+static void delta_block(const rows_job *job, const block *b) {
+    enum { AHEAD = 8 }; /* rows */
+    for (const ra_used *set = job->sets; set < job->sets + job->count; set++) {
+        const ra_span rows = ra_span_clip(set->rows, b->row, b->row + b->rows);
+        const ra_span heads = ra_span_clip(set->heads, b->head, b->head + b->heads);
+        for (int64_t i = 0; i < rows.count; i++)
+            for (int64_t h = 0; h < heads.count; h++) {
+                const int64_t row = rows.start + i * rows.step, head = heads.start + h * heads.step;
+                if (i + AHEAD < rows.count) {
+                    fetch_row(job, &job->a, b, row + AHEAD * rows.step, head);
+                    fetch_row(job, &job->b, b, row + AHEAD * rows.step, head);
+                }
+                delta_row(job, b, row, head);
+            }
+    }
+}
 
 void ra_rows_delta(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor dout, ra_tensor out,
                    ra_tensor dlse, ra_tensor delta, int64_t rows, int64_t heads) {
