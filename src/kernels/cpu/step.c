@@ -56,18 +56,42 @@ static int64_t wave_end(const ra_item *items, int64_t begin, int64_t count, bool
 
 /* -------------------------------------------------------------------------------------------------------- forward */
 
+/* The rows of a wave, place by place, are dealt in large tiles: the more rows, the more use one packing of their keys is. From
+ * row `turn` on tiles are small, to even out the end. */
 typedef struct forward_wave {
     const ra_forward_step *step;
     const ra_item *items;
     ra_forward_tile *tile;
-    int64_t rows, scratch;
+    int64_t large, small, turn;
+    int64_t scratch;
 } forward_wave;
 
-static int64_t blocks_of(int64_t count, int64_t size) { return ra_ceil_div(count, size); }
+static int64_t rows_of_place(const ra_problem *problem, const ra_item *item) {
+    return item->q.count * (problem->heads / problem->kv_heads);
+}
 
-static int64_t forward_tiles(const ra_problem *problem, const ra_item *item, int64_t rows) {
-    const int64_t group = problem->heads / problem->kv_heads;
-    return ra_places(problem, item) * blocks_of(item->q.count * group, rows);
+/* A place that begins at row `at` of the wave, cut: small tiles for its rows [0, small_rows), large ones for the others. */
+typedef struct cut {
+    int64_t small_rows, small_tiles, large_tiles;
+} cut;
+
+static cut cut_of(const forward_wave *wave, int64_t at, int64_t rows) {
+    const int64_t large = ra_max(0, ra_min(rows, wave->turn - at)), small = rows - large;
+    cut c = {.small_tiles = ra_ceil_div(small, wave->small)};
+    c.small_rows = ra_min(rows, c.small_tiles * wave->small);
+    c.large_tiles = ra_ceil_div(rows - c.small_rows, wave->large);
+    return c;
+}
+
+/* Tiles of the first `count` places of an item that begins at row `at` of the wave. At most one of them has both kinds. */
+static int64_t tiles_of_places(const forward_wave *wave, int64_t at, int64_t rows, int64_t count) {
+    if (count <= 0) return 0;
+    const int64_t full = ra_max(0, ra_min(count, (wave->turn - at) / rows));
+    int64_t tiles = full * ra_ceil_div(rows, wave->large);
+    if (full == count) return tiles;
+    const cut both = cut_of(wave, at + full * rows, rows);
+    tiles += both.large_tiles + both.small_tiles;
+    return tiles + (count - full - 1) * ra_ceil_div(rows, wave->small);
 }
 
 /* The tiles of a place follow one another, since they read the same keys; the last rows first: under a causal mask they are the
@@ -76,34 +100,60 @@ static void forward_task(void *arg, int64_t index, int worker) {
     const forward_wave *wave = arg;
     const ra_problem *problem = wave->step->problem;
     const ra_item *item = wave->items;
-    for (int64_t tiles; index >= (tiles = forward_tiles(problem, item, wave->rows)); item++) index -= tiles;
-    const int64_t blocks = forward_tiles(problem, item, wave->rows) / ra_places(problem, item);
-    const ra_place place = ra_place_number(problem, item, index / blocks);
-    const int64_t begin = (blocks - 1 - index % blocks) * wave->rows;
-    const int64_t end = ra_min(begin + wave->rows, ra_place_rows(&place));
-    wave->tile(wave->step, &place, begin, end, (char *)wave->step->scratch + worker * wave->scratch);
+    int64_t at = 0, rows, places;
+    for (;; item++) {
+        rows = rows_of_place(problem, item);
+        places = ra_places(problem, item);
+        const int64_t tiles = tiles_of_places(wave, at, rows, places);
+        if (index < tiles) break;
+        index -= tiles;
+        at += places * rows;
+    }
+    int64_t low = 0, high = places; /* the place is among [low, high) */
+    while (high - low > 1) {
+        const int64_t middle = low + (high - low) / 2;
+        if (tiles_of_places(wave, at, rows, middle) <= index) low = middle;
+        else high = middle;
+    }
+    const cut c = cut_of(wave, at + low * rows, rows);
+    index -= tiles_of_places(wave, at, rows, low);
+    const bool large = index < c.large_tiles;
+    const int64_t size = large ? wave->large : wave->small, last = large ? rows : c.small_rows;
+    const int64_t begin =
+        large ? c.small_rows + (c.large_tiles - 1 - index) * size : (c.small_tiles - 1 - (index - c.large_tiles)) * size;
+    const ra_place place = ra_place_number(problem, item, low);
+    wave->tile(wave->step, &place, begin, ra_min(begin + size, last), (char *)wave->step->scratch + worker * wave->scratch);
 }
 
-/* The more rows of a tile, the more use one packing of its keys is; but of several workers each should get several tiles, and
- * transfers (and the news of a lost rank) wait for the end of a tile. */
-static int64_t rows_of_tile(const ra_forward_step *step, const ra_item *items, int64_t count, int64_t unit, int64_t most) {
-    int64_t all = 0;
-    for (int64_t i = 0; i < count; i++)
-        all = ra_sat_add(all, ra_sat_mul(ra_places(step->problem, &items[i]),
-                                         items[i].q.count * (step->problem->heads / step->problem->kv_heads)));
-    const int64_t workers = ra_workers_count(step->workers), tiles = step->poll ? 8 * workers : workers > 1 ? 4 * workers : 1;
-    const int64_t share = ra_ceil_div(all, tiles);
-    return ra_min(ra_max(1, ra_ceil_div(share, unit)) * unit, ra_cpu_tile_rows(step->problem, unit, most));
+/* Each of several workers gets a large tile for three quarters of its share, or several where that is too large. Transfers (and
+ * the news of a lost rank) wait for the end of a tile: with them, all are small. */
+static void choose_tiles(forward_wave *wave, int64_t all, int64_t unit, int64_t most) {
+    const int64_t workers = ra_workers_count(wave->step->workers);
+    most = ra_cpu_tile_rows(wave->step->problem, unit, most);
+    wave->turn = workers > 1 && !wave->step->poll ? all - all / 4 : all;
+    int64_t tiles = wave->step->poll ? 8 * workers : workers;
+    const int64_t share = ra_ceil_div(wave->turn, tiles);
+    if (!wave->step->poll) tiles *= ra_max(1, ra_ceil_div(share, most));
+    wave->large = ra_min(most, ra_max(1, ra_ceil_div(wave->turn, tiles * unit)) * unit);
+    wave->small = ra_min(wave->large, ra_max(4, ra_ceil_div(all - wave->turn, 2 * workers * unit)) * unit);
 }
 
 ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int64_t unit, int64_t most, int64_t scratch) {
     for (int64_t begin = 0, end; begin < step->item_count; begin = end) {
         /* In a single step no row is met twice at all. */
         end = step->single ? step->item_count : wave_end(step->items, begin, step->item_count, false);
-        forward_wave wave = {step, step->items + begin, tile, rows_of_tile(step, step->items + begin, end - begin, unit, most),
-                             scratch};
-        int64_t tiles = 0;
-        for (int64_t i = begin; i < end; i++) tiles += forward_tiles(step->problem, &step->items[i], wave.rows);
+        forward_wave wave = {.step = step, .items = step->items + begin, .tile = tile, .scratch = scratch};
+        int64_t all = 0, tiles = 0;
+        for (int64_t i = begin; i < end; i++)
+            all = ra_sat_add(
+                all, ra_sat_mul(ra_places(step->problem, &step->items[i]), rows_of_place(step->problem, &step->items[i])));
+        choose_tiles(&wave, all, unit, most);
+        for (int64_t i = begin, at = 0; i < end; i++) {
+            const int64_t rows = rows_of_place(step->problem, &step->items[i]),
+                          places = ra_places(step->problem, &step->items[i]);
+            tiles += tiles_of_places(&wave, at, rows, places);
+            at += places * rows;
+        }
         ra_workers_run(step->workers, tiles, forward_task, &wave, step->poll, step->poll_arg);
     }
     return RA_OK;
@@ -139,8 +189,8 @@ typedef struct grid {
 
 static grid grid_of(const backward_wave *wave, const ra_item *item) {
     const ra_problem *problem = wave->step->problem;
-    grid g = {ra_places(problem, item), blocks_of(item->q.count * (problem->heads / problem->kv_heads), wave->rows),
-              blocks_of(item->k.count, wave->keys)};
+    grid g = {ra_places(problem, item), ra_ceil_div(rows_of_place(problem, item), wave->rows),
+              ra_ceil_div(item->k.count, wave->keys)};
     if (item->k.count <= 0) g.places = 0;
     return g;
 }
