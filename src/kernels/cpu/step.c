@@ -125,16 +125,18 @@ static void forward_task(void *arg, int64_t index, int worker) {
     wave->tile(wave->step, &place, begin, ra_min(begin + size, last), (char *)wave->step->scratch + worker * wave->scratch);
 }
 
-/* Each of several workers gets a large tile for three quarters of its share, or several where that is too large. Transfers (and
- * the news of a lost rank) wait for the end of a tile: with them, all are small. */
+/* One worker takes tiles as large as they come. Of several each gets a large tile for three quarters of its share, or more of
+ * them where that is too large; but four alike where a mask makes some rows heavier than others. Transfers (and the news of a
+ * lost rank) wait for the end of a tile: with them, each gets eight. */
 static void choose_tiles(forward_wave *wave, int64_t all, int64_t unit, int64_t most) {
+    const ra_problem *problem = wave->step->problem;
     const int64_t workers = ra_workers_count(wave->step->workers);
-    most = ra_cpu_tile_rows(wave->step->problem, unit, most);
-    wave->turn = workers > 1 && !wave->step->poll ? all - all / 4 : all;
-    int64_t tiles = wave->step->poll ? 8 * workers : workers;
-    const int64_t share = ra_ceil_div(wave->turn, tiles);
-    if (!wave->step->poll) tiles *= ra_max(1, ra_ceil_div(share, most));
-    wave->large = ra_min(most, ra_max(1, ra_ceil_div(wave->turn, tiles * unit)) * unit);
+    const bool masked = problem->left != RA_NO_LIMIT || problem->right != RA_NO_LIMIT;
+    int64_t tiles = wave->step->poll ? 8 * workers : workers > 1 && masked ? 4 * workers : workers;
+    wave->turn = workers > 1 && tiles == workers ? all - all / 4 : all;
+    most = ra_cpu_tile_rows(problem, unit, most);
+    tiles *= ra_max(1, ra_ceil_div(wave->turn, tiles * most)); /* all alike */
+    wave->large = ra_max(1, ra_ceil_div(wave->turn, tiles * unit)) * unit;
     wave->small = ra_min(wave->large, ra_max(4, ra_ceil_div(all - wave->turn, 2 * workers * unit)) * unit);
 }
 
