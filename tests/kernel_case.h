@@ -185,6 +185,8 @@ typedef struct case_options {
     bool zero_scale;
     bool two_types;          /* f32 and bf16 alone */
     int64_t rows, keys, dim; /* of one item of one turn; 0: random */
+    int64_t q_step, k_step;  /* of positions, which begin at 1 and at 0 then; 0: random */
+    int64_t diagonal;        /* not 0: a row meets the key at its own position alone, if that is not before this one */
 } case_options;
 
 static inline int64_t case_group(const kernel_case *c) { return c->problem.heads / c->problem.kv_heads; }
@@ -409,6 +411,7 @@ static inline void random_item(rng *r, kernel_case *c, int n, const case_options
         t->q.count = rng_int(r, 1, 3);
         t->k.count = rng_int(r, 1, o->max_keys);
     }
+    if (o->q_step) t->q.pos = 1, t->q.pos_step = o->q_step, t->k.pos = 0, t->k.pos_step = o->k_step;
     if (o->rows) t->q.count = o->rows;
     if (o->keys) t->k.count = o->keys;
     int64_t q_span = t->q.count * t->q.row_step, k_span = t->k.count * t->k.row_step;
@@ -461,6 +464,11 @@ static inline kernel_case *case_new(uint64_t seed, ra_dtype dtype, const case_op
             for (int64_t b = 0; b < p->batch; b++) c->key_end[b] = rng_int(&r, 0, 400);
             p->key_end = c->key_end;
         }
+    }
+    if (o->diagonal) {
+        p->left = p->right = 0;
+        c->key_begin[0] = o->diagonal;
+        p->key_begin = c->key_begin;
     }
     if (o->dropout) p->dropout = rng_one_in(&r, 2) ? 0.1 : 0.5;
     p->seed = seed * 977;

@@ -152,13 +152,19 @@ static void single_steps_of_many_tiles_write_gradients(void **state) {
     (void)state;
     case_options all = {.max_rows = 4200, .rows = 4200, .max_keys = 600, .keys = 600, .dim = 8, .amplitude = 1};
     all.single = all.two_types = true;
-    case_options causal = all, window = all, small = all;
+    case_options causal = all, window = all, small = all, later = all, gap = all;
     all.forbid_limits = true;
     causal.causal = true;
+    /* Keys that no row of the first tile meets. */
+    later.causal = true, later.q_step = 1, later.k_step = 8;
+    /* Rows whose keys begin with 1023, which none of them meets, so that the first tile of keys has no pair. */
+    gap.rows = 600, gap.keys = 1900, gap.q_step = 3, gap.k_step = 1, gap.diagonal = 1023, gap.forbid_limits = true;
     small.rows = 300, small.keys = 400;
     backward_cases(&all, 6100, 1);
     backward_cases(&causal, 6200, 2);
     backward_cases(&window, 6300, 3);
+    backward_cases(&later, 6500, 1);
+    backward_cases(&gap, 6600, 1);
     backward_cases(&small, 6400, 12);
 }
 
