@@ -121,11 +121,6 @@ static void gradients_are_the_sums_of_used_rows_between_zeros(void **state) {
     }
 }
 
-static double as_read(rows_case *c, int64_t b, int64_t row, int64_t head, int64_t d, void *g) {
-    (void)c;
-    return guarded_row(g, b, row, head)[d];
-}
-
 static void rows_that_no_item_meets_are_zero_and_minus_infinity(void **state) {
     (void)state;
     static const ra_dtype dtypes[] = {RA_F32, RA_BF16, RA_F16, RA_F64};
@@ -135,17 +130,9 @@ static void rows_that_no_item_meets_are_zero_and_minus_infinity(void **state) {
         c.used.sets = c.sets;
         guarded out = tensor_of(&c, c.problem.dtype, c.problem.head_dim, true);
         guarded lse = tensor_of(&c, state_of(c.problem.dtype), 0, true);
-        c.used.covered = seed % 2;
-        if (c.used.covered && c.used.count > 0) { /* then others write them, perhaps before */
-            set_used(&c, &out, 1);
-            set_used(&c, &lse, 1);
-            guarded_read(&out);
-            guarded_read(&lse);
-        }
         ra_rows_fill(&c.problem, c.workers, &c.used, true, out.tensor, seed % 3 ? lse.tensor : none, none, none, none);
-        const bool kept = c.used.covered && c.used.count > 0;
-        check_elements(&c, &out, kept ? as_read : NULL, 0, &out);
-        if (seed % 3) check_elements(&c, &lse, kept ? as_read : NULL, -INFINITY, &lse);
+        check_elements(&c, &out, NULL, 0, NULL);
+        if (seed % 3) check_elements(&c, &lse, NULL, -INFINITY, NULL);
         guarded_free(&out);
         guarded_free(&lse);
         rows_case_free(&c);

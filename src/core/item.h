@@ -73,7 +73,6 @@ typedef struct ra_used_rows {
     ra_used *sets;
     int64_t count;
     int64_t modulus; /* used rows of a head are alike modulo this */
-    bool covered;    /* in a single step kernels write the results of all of them: only the others need zeros */
 } ra_used_rows;
 
 /* The keys c in [*begin, *end) that a query at x attends to among kpos + c*kstep, c < count, in batch entry b. */

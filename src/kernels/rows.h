@@ -6,17 +6,14 @@
 #include "core/item.h"
 #include "core/workers.h"
 
-/* Before the first step. single: out = 0, lse = -inf (lse.data may be NULL), used or not, for rows that no item meets; where
- * used rows are covered, in the others alone. Else the empty state: acc = 0, m = -inf, l = 0. */
+/* Before the first step. single: out = 0, lse = -inf (lse.data may be NULL), used or not, for rows that no item meets. Else the
+ * empty state: acc = 0, m = -inf, l = 0. */
 void ra_rows_fill(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, bool single, ra_tensor out,
                   ra_tensor lse, ra_tensor acc, ra_tensor m, ra_tensor l);
 /* After the last step: out = acc / l, lse = m + log l; an empty state gives 0 and -inf. acc may be out (f32, f64), m may be
  * lse; lse.data may be NULL. */
 void ra_rows_finish(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor acc, ra_tensor m,
                     ra_tensor l, ra_tensor out, ra_tensor lse);
-/* Zeros before a single backward step writes gradients, like fill. */
-void ra_rows_clear(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor gradient, int64_t rows,
-                   int64_t heads);
 /* Zeros, in used rows alone; size: bytes of an element. */
 void ra_rows_zero(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor tensor, int64_t size,
                   int64_t rows, int64_t heads);

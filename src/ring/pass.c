@@ -136,10 +136,11 @@ static gradient gradient_of(const ra_plan *plan, ra_tensor result, char *workspa
 }
 
 static void start_sums(const ra_plan *plan, const gradient *g) {
-    ra_workers *workers = plan->comm->workers;
-    const int64_t size = ra_state_size(plan->config.dtype);
-    if (g->single) ra_rows_clear(&plan->problem, workers, &g->used, g->result, g->rows, g->heads);
-    else ra_rows_zero(&plan->problem, workers, &g->used, g->sums, size, g->rows, g->heads);
+    const ra_used_rows all = {0};
+    const ra_dtype dtype = plan->config.dtype;
+    if (g->single)
+        ra_rows_zero(&plan->problem, plan->comm->workers, &all, g->result, (int64_t)ra_dtype_size(dtype), g->rows, g->heads);
+    else ra_rows_zero(&plan->problem, plan->comm->workers, &g->used, g->sums, ra_state_size(dtype), g->rows, g->heads);
 }
 
 static void take_sums(const ra_plan *plan, const gradient *g) {

@@ -37,17 +37,6 @@ static bool met_once(const ra_route *route, const ra_view *view) {
     return view->own_count == 0;
 }
 
-/* And every used row of this rank a key, and every used key a row? Sure only without masks, and where both sides are there. */
-static bool all_met(const ra_route *route, const ra_view *view) {
-    const ra_config *c = route->config;
-    if (c->left != RA_NO_LIMIT || c->right != RA_NO_LIMIT || c->has_key_range) return false;
-    for (int64_t i = 0; i < view->local_count; i++) {
-        const ra_ring *ring = &route->rings.rings[view->local[i]];
-        if (ring->source_count == 0 || ring->target_count == 0 || route->rings.classes[ring->class_index].residue) return false;
-    }
-    return true;
-}
-
 /* Every block of rows looks through all sets: not worth it where they are many, or leave few rows out. */
 static bool find_used(ra_arena *arena, const ra_route *route, int rank, bool queries, int64_t all, ra_used_rows *used) {
     enum { MOST = 32 };
@@ -86,7 +75,6 @@ ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_vi
         !find_used(arena, route, rank, false, view->rows_k * c->kv_heads, &view->used_k) ||
         !ra_message_bound(arena, route, view->own, view->own_count, rank, &view->bounds))
         return ra_fail(RA_NOMEM, "no memory for the plan of rank %d", rank);
-    view->used_q.covered = view->used_k.covered = view->single && met_once(route, view) && all_met(route, view);
     return RA_OK;
 }
 

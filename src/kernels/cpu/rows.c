@@ -168,43 +168,18 @@ static void fill_block(const rows_job *job, const block *b) {
     set_rows(job, b, &job->c, 0);
 }
 
-static void gaps_block(const rows_job *job, const block *b) {
-    char used[BLOCK / 2];
-    find_used(job, b, used);
-    fill_gaps(job, b, used);
-}
-
-/* Zeros and -inf in all rows of results that a single step writes to, or in those that it does not. */
-static void clear_results(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor out,
-                          ra_tensor lse, int64_t rows, int64_t heads) {
-    const ra_used_rows all = {0};
-    const bool gaps = used->covered && used->count > 0;
-    rows_job job = {.problem = problem, .rows = rows, .heads = heads, .size = (int64_t)ra_dtype_size(problem->dtype)};
-    if (gaps) job.out = out, job.lse = lse, job.each = gaps_block;
-    else job.a = out, job.b = lse, job.each = fill_block;
-    run(&job, workers, gaps ? used : &all);
-}
-
-void ra_rows_clear(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor gradient, int64_t rows,
-                   int64_t heads) {
-    clear_results(problem, workers, used, gradient, (ra_tensor){0}, rows, heads);
-}
-
 void ra_rows_fill(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, bool single, ra_tensor out,
                   ra_tensor lse, ra_tensor acc, ra_tensor m, ra_tensor l) {
-    if (single) {
-        clear_results(problem, workers, used, out, lse, problem->rows_q, problem->heads);
-        return;
-    }
+    const ra_tensor none = {0};
     rows_job job = {.problem = problem,
-                    .a = acc,
-                    .b = m,
-                    .c = l,
+                    .a = single ? out : acc,
+                    .b = single ? lse : m,
+                    .c = single ? none : l,
                     .rows = problem->rows_q,
                     .heads = problem->heads,
-                    .size = ra_state_size(problem->dtype),
+                    .size = single ? (int64_t)ra_dtype_size(problem->dtype) : ra_state_size(problem->dtype),
                     .each = fill_block};
-    run(&job, workers, used);
+    run(&job, workers, single ? &(ra_used_rows){0} : used);
 }
 
 void ra_rows_zero(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor tensor, int64_t size,
