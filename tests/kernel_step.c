@@ -156,7 +156,7 @@ static void single_steps_of_many_tiles_write_gradients(void **state) {
     all.forbid_limits = true;
     causal.causal = true;
     /* Keys that no row of the first tile meets. */
-    later.causal = true, later.q_step = 1, later.k_step = 8;
+    later.rows = 4500, later.causal = true, later.q_step = 1, later.k_step = 8;
     /* Rows whose keys begin with 1023, which none of them meets, so that the first tile of keys has no pair. */
     gap.rows = 600, gap.keys = 1900, gap.q_step = 3, gap.k_step = 1, gap.diagonal = 1023, gap.forbid_limits = true;
     small.rows = 300, small.keys = 400;
