@@ -126,12 +126,12 @@ static void forward_task(void *arg, int64_t index, int worker) {
 }
 
 /* One worker takes tiles as large as they come. Of several each gets a large tile for three quarters of its share, or more of
- * them where that is too large; but four alike where a mask makes some rows heavier than others. Transfers (and the news of a
- * lost rank) wait for the end of a tile: with them, each gets eight. */
+ * them where that is too large; but four alike where a mask or padding makes some rows heavier than others. Transfers (and the
+ * news of a lost rank) wait for the end of a tile: with them, each gets eight. */
 static void choose_tiles(forward_wave *wave, int64_t all, int64_t unit, int64_t most) {
     const ra_problem *problem = wave->step->problem;
     const int64_t workers = ra_workers_count(wave->step->workers);
-    const bool masked = problem->left != RA_NO_LIMIT || problem->right != RA_NO_LIMIT;
+    const bool masked = problem->left != RA_NO_LIMIT || problem->right != RA_NO_LIMIT || problem->key_begin || problem->key_end;
     int64_t tiles = wave->step->poll ? 8 * workers : workers > 1 && masked ? 4 * workers : workers;
     wave->turn = workers > 1 && tiles == workers ? all - all / 4 : all;
     most = ra_cpu_tile_rows(problem, unit, most);
