@@ -292,7 +292,8 @@ typedef struct ra_forward_args {
 } ra_forward_args;
 
 /* Every rank calls it. Returns when out and lse are written (CPU) or enqueued (CUDA). After an error the outputs are
- * unspecified. Outputs overlap neither inputs nor each other, here and in ra_backward: they are written while inputs are read. */
+ * unspecified. Outputs overlap neither inputs nor each other, here and in ra_backward: they are written while inputs are
+ * read. */
 RA_API ra_status ra_forward(ra_plan *plan, const ra_forward_args *args);
 
 typedef struct ra_backward_args {
