@@ -43,7 +43,7 @@ typedef struct ra_backward_step {
     ra_tensor q, dout, lse;
     ra_tensor dq;     /* unused unless single */
     ra_tensor delta;  /* rowsum(dout*out) - dlse, f32 (f64), addressed like lse */
-    ra_tensor dq_acc; /* f32 (f64), addressed like q; zeroed by the driver before the first step */
+    ra_tensor dq_acc; /* f32 (f64), addressed like q; zeroed by the driver before the first step, unless single */
     void *stream;
     ra_workers *workers;
     void *scratch;

@@ -336,7 +336,7 @@ INLINE void put_row(gradient_row to, const float *from, int64_t step, float fact
     }
 }
 
-/* dq of rows [begin, end), whose sums this tile opens or closes. */
+/* dq of rows [begin, end): does this tile open their sums, does it close them? */
 static void store_queries(const backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin,
                           int64_t end, bool opens, bool closes) {
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin;
