@@ -45,8 +45,6 @@ static const char *at_most_32_bits(const ra_problem *problem) {
     return problem->dtype == RA_F64 ? "f64 is computed by the scalar kernel alone" : NULL;
 }
 
-static const char *bf16_only(const ra_problem *problem) { return problem->dtype == RA_BF16 ? NULL : "it computes bf16 alone"; }
-
 /* ----------------------------------------------------------------------------------------------------------- the list */
 
 #define CPU_KERNEL(name_, functions, unavailable_, unsupported_)                                                               \
@@ -75,11 +73,11 @@ static ra_status finish_rows(const ra_forward_step *s) {
 
 /* A kernel of another processor stays in the list, so that whoever asks for it learns why it is not here. */
 #ifdef RA_HAVE_X86_KERNELS
-CPU_KERNEL(amx, amx, need_amx, bf16_only)
+CPU_KERNEL(amx, amx, need_amx, at_most_32_bits)
 CPU_KERNEL(avx512, avx512, need_avx512, at_most_32_bits)
 CPU_KERNEL(avx2, avx2, need_avx2, at_most_32_bits)
 #else
-CPU_KERNEL(amx, scalar, elsewhere_x86, bf16_only)
+CPU_KERNEL(amx, scalar, elsewhere_x86, at_most_32_bits)
 CPU_KERNEL(avx512, scalar, elsewhere_x86, at_most_32_bits)
 CPU_KERNEL(avx2, scalar, elsewhere_x86, at_most_32_bits)
 #endif

@@ -29,6 +29,9 @@ static inline portable_vec portable_load_f16(const uint16_t *p) {
     for (int i = 0; i < 16; i++) x[i] = ra_f16_to_f32(p[i]);
     return x;
 }
+static inline void portable_store_f16(uint16_t *p, portable_vec x) {
+    for (int i = 0; i < 16; i++) p[i] = ra_f32_to_f16(x[i]);
+}
 static inline portable_halves portable_to_bf16(portable_vec low, portable_vec high) {
     portable_halves x = {0};
     for (int i = 0; i < 32; i++) x[i] = ra_f32_to_bf16(i < 16 ? low[i] : high[i - 16]);
@@ -67,6 +70,7 @@ static inline float portable_highest(portable_vec x) {
 #define VEC_CLAMP(x) (x)
 #define VEC_POWER(x, p, n, shifted) ((void)(shifted), portable_power(x, p, n))
 #define VEC_LOAD_F16(p) portable_load_f16(p)
+#define VEC_STORE_F16(p, x) portable_store_f16(p, x)
 #define VEC_TO_BF16(low, high) portable_to_bf16(low, high)
 
 /* Tiles of a thread. What is read before tiles are on, or after, is NaN. */
@@ -79,6 +83,9 @@ static inline void portable_tile_load(int t, const void *p, int64_t stride) {
 static inline void portable_tile_store(int t, void *p, int64_t stride) {
     for (int i = 0; i < 16; i++) memcpy((char *)p + i * stride, portable_tiles[t][i], 64);
 }
+/* Subnormal operands and sums are 0. */
+static inline float portable_operand(uint32_t x) { return x & 0x7f80 ? ra_bf16_to_f32((uint16_t)x) : 0; }
+static inline float portable_sum(float x) { return fabsf(x) < 0x1p-126f ? 0 : x; }
 static inline void portable_tile_dot(int c, int a, int b) {
     for (int i = 0; i < 16; i++)
         for (int j = 0; j < 16; j++) {
@@ -86,8 +93,8 @@ static inline void portable_tile_dot(int c, int a, int b) {
             memcpy(&sum, &portable_tiles[c][i][j], 4);
             for (int k = 0; k < 16; k++) {
                 const uint32_t x = portable_tiles[a][i][k], y = portable_tiles[b][k][j];
-                sum += ra_bf16_to_f32((uint16_t)x) * ra_bf16_to_f32((uint16_t)y);
-                sum += ra_bf16_to_f32((uint16_t)(x >> 16)) * ra_bf16_to_f32((uint16_t)(y >> 16));
+                sum = portable_sum(sum + portable_operand(x) * portable_operand(y));
+                sum = portable_sum(sum + portable_operand(x >> 16) * portable_operand(y >> 16));
             }
             memcpy(&portable_tiles[c][i][j], &sum, 4);
         }

@@ -14,7 +14,10 @@ RA_DECLARE_FAMILY(scalar)
 RA_DECLARE_FAMILY(neon)
 RA_DECLARE_FAMILY(avx2)
 RA_DECLARE_FAMILY(avx512)
-RA_DECLARE_FAMILY(amx)
+RA_DECLARE_FAMILY(amx) /* one of these: */
+RA_DECLARE_FAMILY(amx_bf16)
+RA_DECLARE_FAMILY(amx_f16)
+RA_DECLARE_FAMILY(amx_f32)
 
 /* Tiles of any size by the scalar kernel, for families that meet something they do not handle. The scratch of one worker of the
  * scalar kernel suffices. */

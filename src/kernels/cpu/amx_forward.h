@@ -1,4 +1,4 @@
-/* Forward attention in bf16 by AMX: a strip of 32 query rows walks over the keys, 32 of them a step.
+/* Forward attention by AMX: a strip of 32 query rows walks over the keys, 32 of them a step.
  *
  *       tile unit     S(0) | S(1)      | S(2) PV..  | S(3) PV..  |        S = Q across(K),   PV: acc += P along(V)
  *       vector unit        | P = 2^S(0)| P = 2^S(1) | P = 2^S(2) |
@@ -12,13 +12,14 @@
  * the first step's maximum and stays until two weights of a step come to 2: then they are done again with a new base, and the
  * row's sums are scaled by a power of two, which is exact.
  */
-#include "kernels/cpu/bf16_amx.h"
+#include "kernels/cpu/amx.h"
 
 enum {
     STRIP = SQUARE,
-    QUERIES = 2048,  /* rows of a tile at most: what one packing of K and V serves */
-    SUMMED = 262144, /* elements of acc at most */
-    PACKED = 131072, /* elements of K (and of V) that are packed at a time: they stay in the second cache */
+    QUERIES = 2048,                         /* rows of a tile at most: what one packing of K and V serves */
+    SUMMED = PIECES == 1 ? 262144 : 131072, /* elements of acc at most */
+    PACKED =
+        PIECES == 1 ? 131072 : 65536, /* elements of K (and of V) that are packed at a time: they stay in the second cache */
 };
 
 /* Rows of a tile at most. */
@@ -28,10 +29,10 @@ INLINE int64_t most_rows(const ra_problem *problem) { return ra_min(QUERIES, SUM
 #define HEAVY (1 << 30) /* the bit that floats have from 2 on */
 
 typedef struct forward_space {
-    _Alignas(64) float s[2][4 * SUMS];                       /* scores of this step and of the next */
-    _Alignas(64) uint16_t p[2][MAX_DIM / SQUARE * 2 * TILE]; /* weights of this block and of the one before: A's tiles */
-    vec sums[2][STRIP];                                      /* of the weights of a strip's rows, before a step and after it */
-    _Alignas(64) uint16_t rows[SQUARE * MAX_DIM];
+    _Alignas(64) float s[2][4 * SUMS];                   /* scores of this step and of the next */
+    _Alignas(64) uint16_t p[2][MAX_DIM / SQUARE * STEP]; /* weights of this block and of the one before: A's tiles */
+    vec sums[2][STRIP];                                  /* of the weights of a strip's rows, before a step and after it */
+    _Alignas(64) uint16_t rows[PIECES * SQUARE * MAX_DIM];
     uint16_t *k, *v, *q; /* forward_arrays */
     float *acc;          /* tiles of C: [strip][32 columns] */
     vec *all_sums;       /* of the weights of each row, by lanes: reduced once, at the end */
@@ -47,9 +48,9 @@ static int64_t forward_arrays(const ra_problem *problem, char *base, forward_spa
     const int64_t width = padded(problem->head_dim), rows = ra_cpu_tile_rows(problem, STRIP, most_rows(problem));
     char *at = base;
     ra_carve(&at, (int64_t)sizeof *f);
-    f->k = ra_carve(&at, PACKED * 2);
-    f->v = ra_carve(&at, PACKED * 2);
-    f->q = ra_carve(&at, rows * width * 2);
+    f->k = ra_carve(&at, PACKED * PIECES * 2);
+    f->v = ra_carve(&at, PACKED * PIECES * 2);
+    f->q = ra_carve(&at, rows * width * PIECES * 2);
     f->acc = ra_carve(&at, rows * width * (int64_t)sizeof(float));
     f->all_sums = ra_carve(&at, rows * (int64_t)sizeof(vec));
     return at - base;
@@ -122,8 +123,10 @@ static void renew_base(const forward_work *w, int64_t i) {
     w->before[i] *= shrink;
     f->l[r] *= (double)shrink[0];
     for (int64_t earlier = w->step % t->depth; earlier > 0; earlier--) {
-        uint16_t *p = w->weights - earlier * 2 * TILE + i * 32;
-        for (int c = 0; c < SQUARE; c++) p[c] = ra_f32_to_bf16(ra_bf16_to_f32(p[c]) * shrink[0]);
+        for (int64_t piece = 0; piece < PIECES; piece++) {
+            uint16_t *p = w->weights - earlier * STEP + piece * 2 * TILE + i * 32;
+            for (int c = 0; c < SQUARE; c++) p[c] = ra_f32_to_bf16(ra_bf16_to_f32(p[c]) * shrink[0]);
+        }
     }
     t->shrunk = true;
 }
@@ -144,11 +147,11 @@ INLINE vec weigh_met(const forward_work *w, int64_t i) {
     const uint32_t met = met_of(w, i);
     const vec p0 = power_of_two(VEC_ONLY(met, load(s) * w->scale - base)),
               p1 = power_of_two(VEC_ONLY(met >> 16, load(s + 2 * SUMS) * w->scale - base));
-    store_pairs(w->weights + i * 32, rounded(p0), rounded(p1));
+    store_pairs(w->weights + i * 32, pieces_of(p0), pieces_of(p1));
     return p0 + p1;
 }
 
-/* Is one of the bf16 weights of a row 1 or more? Else no sum of two is heavy. (What is no number may pass: its sum is none
+/* Is one of the weights of a row, by their first pieces, 1 or more? Else no sum of two is heavy. (What is no number may pass: its sum is none
  * either, and the strip is given up.) */
 INLINE bool heavy_row(const uint16_t *weights) {
     return VEC_ANY_HAS((ivec)(*(const halves_any *)weights + (uint16_t)0x0080), (int32_t)0xc000c000);
@@ -177,20 +180,21 @@ INLINE void weigh_half(forward_work *w, int64_t unit) {
         return;
     }
     const vec sum = w->left + p;
-    store_pairs(w->weights + i * 32, rounded(w->left), rounded(p));
+    store_pairs(w->weights + i * 32, pieces_of(w->left), pieces_of(p));
     w->after[i] = w->before[i] + sum;
     w->seen |= (ivec)sum;
 }
 
-PRODUCT(multiply_and_weigh, forward_work, weigh_half)
+PRODUCT(multiply_and_weigh, TILE_LOAD, forward_work, weigh_half)
+PRODUCT_ALONE(multiply, TILE_LOAD)
 
 /* The operands of a step's scores, and of a piece of a block's values, `deep` steps of it. */
 #define SCORES_OF(t, step, depth)                                                                                              \
-    (t)->f->s[(step)&1], (t)->f->q + (t)->row *SQUARE *(depth), (t)->f->k + ((t)->from + (step)) * 2 * (depth)*TILE, 2 * TILE, \
+    (t)->f->s[(step)&1], (t)->f->q + (t)->row / SQUARE *(depth)*STEP, (t)->f->k + ((t)->from + (step)) * (depth)*STEP, STEP,   \
         depth
 #define VALUES_OF(t, block, piece, depth, deep)                                                                                \
     (t)->f->acc + (t)->row *SQUARE *(depth) + (piece)*4 * SUMS, (t)->f->p[(block)&1],                                          \
-        (t)->f->v + ((t)->from + (block) * (depth) + (piece)) * 2 * (depth)*TILE, 2 * TILE, deep
+        (t)->f->v + ((t)->from + (block) * (depth) + (piece)) * (depth)*STEP, STEP, deep
 
 /* The rows of acc that are to be scaled: nothing is due to them now. (What a fresh acc holds will be overwritten.) */
 static void shrink_rows(strip *t) {
@@ -217,7 +221,7 @@ INLINE void fetch_ahead(strip *t, int64_t step, int64_t depth) {
 
 INLINE void walk(strip *t, const int64_t depth) {
     forward_space *f = t->f;
-    multiply(&t->owed, SCORES_OF(t, 0, depth), false);
+    multiply(&t->owed, SCORES_OF(t, 0, depth), false, NO_WORK);
     settle(&t->owed);
     if (t->begin <= t->from * SQUARE && t->end >= (t->from + 1) * SQUARE) first_bases(t);
     memcpy(f->sums[0], f->all_sums + t->row, sizeof f->sums[0]);
@@ -229,7 +233,7 @@ INLINE void walk(strip *t, const int64_t depth) {
                              .step = step,
                              .scores = f->s[step & 1],
                              .base = f->base + t->row,
-                             .weights = f->p[block & 1] + piece * 2 * TILE,
+                             .weights = f->p[block & 1] + piece * STEP,
                              .before = f->sums[step & 1],
                              .after = f->sums[~step & 1],
                              .scale = splat(t->scale)};
@@ -243,14 +247,14 @@ INLINE void walk(strip *t, const int64_t depth) {
         } else if (plain) {
             multiply_and_weigh(&t->owed, VALUES_OF(t, block - 1, piece, depth, depth), add, &work, 0, FORWARD_UNITS);
         } else {
-            if (scores) multiply(&t->owed, SCORES_OF(t, step + 1, depth), false);
-            if (values) multiply(&t->owed, VALUES_OF(t, block - 1, piece, depth, depth), add);
+            if (scores) multiply(&t->owed, SCORES_OF(t, step + 1, depth), false, NO_WORK);
+            if (values) multiply(&t->owed, VALUES_OF(t, block - 1, piece, depth, depth), add, NO_WORK);
         }
         if (!values) settle(&t->owed);
         if (!plain || VEC_ANY_HAS(work.seen, HEAVY)) weigh_carefully(work, plain);
         if (piece + 1 < depth && scores) continue;
         for (int64_t rest = piece + 1; values && rest < depth; rest++)
-            multiply(&t->owed, VALUES_OF(t, block - 1, rest, depth, depth), add);
+            multiply(&t->owed, VALUES_OF(t, block - 1, rest, depth, depth), add, NO_WORK);
         if (t->shrunk) {
             settle(&t->owed);
             shrink_rows(t);
@@ -258,7 +262,7 @@ INLINE void walk(strip *t, const int64_t depth) {
     }
     const int64_t block = (t->steps - 1) / depth;
     for (int64_t piece = 0; piece < depth; piece++)
-        multiply(&t->owed, VALUES_OF(t, block, piece, depth, t->steps - block * depth), block > 0 || !t->fresh);
+        multiply(&t->owed, VALUES_OF(t, block, piece, depth, t->steps - block * depth), block > 0 || !t->fresh, NO_WORK);
     settle(&t->owed);
     memcpy(f->all_sums + t->row, f->sums[t->steps & 1], sizeof f->sums[0]);
 }
@@ -336,7 +340,7 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
         if (i < rows && !step->single) load_state(f, step, place, i, r);
     }
     for (int64_t i = 0; i < all; i += SQUARE)
-        pack_rows(f->q + i * width, take_queries(f->rows, place, &step->q, begin + i, end), width);
+        pack_rows(f->q + i * width * PIECES, take_queries(f->rows, place, &step->q, begin + i, end), width);
 }
 
 /* Writes rows [row, row + rows) of the tile that begins at `begin`. False, and nothing written, if they are not finite. */
@@ -363,10 +367,10 @@ static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_p
             ((float *)step->l.data)[ra_place_at(place, &step->l, r)] = (float)f->l[i];
             continue;
         }
-        uint16_t *out = (uint16_t *)step->out.data + ra_place_at(place, &step->out, r);
+        element *out = (element *)step->out.data + ra_place_at(place, &step->out, r);
         int64_t d = 0;
-        for (; d + 32 <= dim; d += 32) put_result(out + d, VEC_TO_BF16(load(line + d), load(line + d + 16)), streamed);
-        for (; d < dim; d++) out[d] = ra_f32_to_bf16(line[d]);
+        for (; d + 32 <= dim; d += 32) put_result(out + d, load(line + d), load(line + d + 16), streamed);
+        for (; d < dim; d++) out[d] = element_of(line[d]);
         if (step->lse.data)
             ((float *)step->lse.data)[ra_place_at(place, &step->lse, r)] = empty ? -INFINITY : (float)(m + log(f->l[i]));
     }
@@ -379,9 +383,9 @@ static void pack_keys(forward_space *f, const ra_place *place, int64_t first, in
     for (int64_t c = first; c < high; c += SQUARE) {
         const int64_t block = (c - first) / width * width, step = (c - first - block) / SQUARE;
         fetch_keys(place, c + SQUARE, ra_min(c + 2 * SQUARE, high));
-        pack_across(f->k + (c - first) * width, take_keys(f->rows, place, &place->item->k_view, c, low, high), width);
-        pack_along(f->v + block * width + step * 2 * TILE, take_keys(f->rows, place, &place->item->v_view, c, low, high), width,
-                   width / SQUARE * 2 * TILE);
+        pack_across(f->k + (c - first) * width * PIECES, take_keys(f->rows, place, &place->item->k_view, c, low, high), width);
+        pack_along(f->v + block * width * PIECES + step * STEP, take_keys(f->rows, place, &place->item->v_view, c, low, high),
+                   width, width / SQUARE * STEP);
     }
 }
 
@@ -413,13 +417,13 @@ static void forward_tile(const ra_forward_step *step, const ra_place *place, int
             ra_scalar_forward_tile(step, place, begin + row, begin + ra_min(row + STRIP, rows), scratch);
 }
 
-int64_t ra_amx_forward_scratch(const ra_problem *problem, int workers) {
+int64_t FAMILY(forward_scratch)(const ra_problem *problem, int workers) {
     if (left_to_avx512(problem)) return ra_avx512_forward_scratch(problem, workers);
     forward_space space;
     return workers * ra_max(forward_arrays(problem, NULL, &space), ra_scalar_forward_scratch(problem, 1));
 }
 
-ra_status ra_amx_forward(const ra_forward_step *step) {
+ra_status FAMILY(forward)(const ra_forward_step *step) {
     if (left_to_avx512(step->problem)) return ra_avx512_forward(step);
-    return ra_cpu_forward(step, forward_tile, STRIP, most_rows(step->problem), ra_amx_forward_scratch(step->problem, 1));
+    return ra_cpu_forward(step, forward_tile, STRIP, most_rows(step->problem), FAMILY(forward_scratch)(step->problem, 1));
 }

@@ -1,4 +1,4 @@
-/* Backward attention in bf16 by AMX: rows x keys of a tile, in transposed form, in squares of 32 keys by 32 rows,
+/* Backward attention by AMX: rows x keys of a tile, in transposed form, in squares of 32 keys by 32 rows,
  *
  *       S^T = K across(Q),  dP^T = V across(dO),  P^T = exp(S^T - lse),  dS^T = P^T (dP^T - delta)
  *       dV = P^T along(dO),  dK = dS^T along(Q)
@@ -10,14 +10,13 @@
  * one square, while the tile unit computes S^T and dP^T of the next square and works on dV and dK of the chunk before: as many
  * products as the square takes, wherever that is in the list of pieces (32 columns of dV or dK).
  */
-#define TILE_LOAD_A TILE_STREAM /* weights and slopes of a chunk are 64 KB */
-#include "kernels/cpu/bf16_amx.h"
+#include "kernels/cpu/amx.h"
 
 enum {
-    BLOCK = 256,    /* rows at a time */
+    BLOCK = PIECES < 3 ? 256 : 128, /* rows at a time */
     ROWS = 4096,    /* of a tile: one packing of its keys serves them all, and dK and dV of them are summed where they are */
     COLUMNS = 1024, /* keys of a tile at most */
-    KEPT = 65536,   /* elements of them at most: all that belongs to a tile's keys stays in the second cache */
+    KEPT = PIECES == 1 ? 65536 : 32768, /* elements of them at most: all of a tile's keys stays in the second cache */
 };
 
 /* Keys of a tile. */
@@ -26,10 +25,9 @@ INLINE int64_t most_keys(const ra_problem *problem) {
 }
 
 typedef struct backward_space {
-    _Alignas(64) float s[2][4 * SUMS], dp[2][4 * SUMS]; /* a square, transposed */
-    _Alignas(64) uint16_t p[2][BLOCK / SQUARE * 2 * TILE],
-        ds[2][BLOCK / SQUARE * 2 * TILE]; /* a chunk: [rows/32][2 of keys] tiles of A */
-    _Alignas(64) uint16_t rows[SQUARE * MAX_DIM], along[SQUARE * MAX_DIM];
+    _Alignas(64) float s[2][4 * SUMS], dp[2][4 * SUMS];                              /* a square, transposed */
+    _Alignas(64) uint16_t p[2][BLOCK / SQUARE * STEP], ds[2][BLOCK / SQUARE * STEP]; /* a chunk: [rows/32], tiles of A */
+    _Alignas(64) uint16_t rows[PIECES * SQUARE * MAX_DIM], along[PIECES * SQUARE * MAX_DIM];
     /* Laid out by backward_arrays, all in the order in which they are read. */
     uint16_t *q_across, *dout_across; /* [rows/32][32 dimensions] */
     uint16_t *q_along, *dout_along;   /* [32 dimensions][rows/32] */
@@ -49,14 +47,14 @@ static int64_t backward_arrays(const ra_problem *problem, char *base, backward_s
                   size = (int64_t)sizeof(float);
     char *at = base;
     ra_carve(&at, (int64_t)sizeof *f);
-    f->q_across = ra_carve(&at, rows * width * 2);
-    f->q_along = ra_carve(&at, rows * width * 2);
-    f->dout_across = ra_carve(&at, rows * width * 2);
-    f->dout_along = ra_carve(&at, rows * width * 2);
-    f->k = ra_carve(&at, keys * width * 2);
-    f->v = ra_carve(&at, keys * width * 2);
-    f->k_turned = ra_carve(&at, keys * width * 2);
-    f->ds_along = ra_carve(&at, keys * rows * 2);
+    f->q_across = ra_carve(&at, rows * width * PIECES * 2);
+    f->q_along = ra_carve(&at, rows * width * PIECES * 2);
+    f->dout_across = ra_carve(&at, rows * width * PIECES * 2);
+    f->dout_along = ra_carve(&at, rows * width * PIECES * 2);
+    f->k = ra_carve(&at, keys * width * PIECES * 2);
+    f->v = ra_carve(&at, keys * width * PIECES * 2);
+    f->k_turned = ra_carve(&at, keys * width * PIECES * 2);
+    f->ds_along = ra_carve(&at, keys * rows * PIECES * 2);
     f->dk = ra_carve(&at, keys * width * size);
     f->dv = ra_carve(&at, keys * width * size);
     f->dq = ra_carve(&at, width * rows * size);
@@ -83,10 +81,10 @@ typedef struct backward_work {
     const int32_t *begin, *end;
     uint16_t *p, *ds, *along;
     vec scale;
-    int32_t column;             /* of the first key */
-    vec weights;                /* what has been computed of the key, and not yet stored */
-    ivec p_left, ds_left;       /* of its first 16 rows, rounded */
-    ivec near_left, near_right; /* slopes of the first key of the pair */
+    int32_t column;               /* of the first key */
+    vec weights;                  /* what has been computed of the key, and not yet stored */
+    pieces p_left, ds_left;       /* of its first 16 rows */
+    pieces near_left, near_right; /* slopes of the first key of the pair */
 } backward_work;
 
 /* The first unit of an element computes its weight, the second its slope. */
@@ -106,17 +104,17 @@ INLINE void differentiate(backward_work *w, int64_t unit, const bool masked) {
         p = (vec)((ivec)p & met);
         ds = (vec)((ivec)ds & met);
     }
-    const ivec p_bits = rounded(p), ds_bits = rounded(ds);
-    if (far) store_pairs(w->along + half * TILE + pair * 32, half ? w->near_right : w->near_left, ds_bits);
-    else if (half) w->near_right = ds_bits;
-    else w->near_left = ds_bits;
+    const pieces p_pieces = pieces_of(p), ds_pieces = pieces_of(ds);
+    if (far) store_pairs(w->along + half * TILE + pair * 32, half ? w->near_right : w->near_left, ds_pieces);
+    else if (half) w->near_right = ds_pieces;
+    else w->near_left = ds_pieces;
     if (!half) {
-        w->p_left = p_bits;
-        w->ds_left = ds_bits;
+        w->p_left = p_pieces;
+        w->ds_left = ds_pieces;
         return;
     }
-    store_pairs(w->p + key * 32, w->p_left, p_bits);
-    store_pairs(w->ds + key * 32, w->ds_left, ds_bits);
+    store_pairs(w->p + key * 32, w->p_left, p_pieces);
+    store_pairs(w->ds + key * 32, w->ds_left, ds_pieces);
 }
 
 /* A whole square at once. */
@@ -125,15 +123,17 @@ static __attribute__((noinline, cold)) void differentiate_masked(backward_work w
 }
 
 INLINE void differentiate_unit(backward_work *w, int64_t unit) { differentiate(w, unit, false); }
-PRODUCT(multiply_and_differentiate, backward_work, differentiate_unit)
+/* Weights and slopes of a chunk are 64 KB and more. */
+PRODUCT(multiply_and_differentiate, TILE_STREAM, backward_work, differentiate_unit)
+PRODUCT_ALONE(multiply_alone, TILE_STREAM)
 
 /* The operands of S^T and dP^T of a square. */
 #define SQUARE_SCORES(t, chunk, group, depth)                                                                                  \
-    (t)->f->s[((chunk) * (t)->groups + (group)) & 1], (t)->f->k + (chunk)*2 * (depth)*TILE,                                    \
-        (t)->f->q_across + (group)*2 * (depth)*TILE, 2 * TILE, depth
+    (t)->f->s[((chunk) * (t)->groups + (group)) & 1], (t)->f->k + (chunk) * (depth)*STEP,                                      \
+        (t)->f->q_across + (group) * (depth)*STEP, STEP, depth
 #define SQUARE_SLOPES(t, chunk, group, depth)                                                                                  \
-    (t)->f->dp[((chunk) * (t)->groups + (group)) & 1], (t)->f->v + (chunk)*2 * (depth)*TILE,                                   \
-        (t)->f->dout_across + (group)*2 * (depth)*TILE, 2 * TILE, depth
+    (t)->f->dp[((chunk) * (t)->groups + (group)) & 1], (t)->f->v + (chunk) * (depth)*STEP,                                     \
+        (t)->f->dout_across + (group) * (depth)*STEP, STEP, depth
 
 /* How far dV and dK of a chunk have come: `piece` counts 32 columns of dV, then of dK; `group` the rows that are in it. */
 typedef struct progress {
@@ -149,15 +149,15 @@ INLINE void add_gradients(tile_job *t, progress *g, const int64_t products, cons
         const bool values = g->piece < depth;
         const int64_t column = g->piece % depth;
         float *c = (values ? f->dv : f->dk) + (g->chunk * depth + column) * 4 * SUMS;
-        const uint16_t *a = (values ? f->p : f->ds)[g->chunk & 1] + g->group * 2 * TILE;
-        const uint16_t *b = (values ? f->dout_along : f->q_along) + (column * t->groups + g->group) * 2 * TILE;
+        const uint16_t *a = (values ? f->p : f->ds)[g->chunk & 1] + g->group * STEP;
+        const uint16_t *b = (values ? f->dout_along : f->q_along) + (column * t->groups + g->group) * STEP;
         const bool add = g->group > 0 || f->summed[g->chunk];
         if (whole) {
-            multiply_and_differentiate(&t->owed, c, a, b, 2 * TILE, products, add, work, from, to);
+            multiply_and_differentiate(&t->owed, c, a, b, STEP, products, add, work, from, to);
             count = products;
         } else {
             count = ra_min(products - done, t->groups - g->group);
-            multiply_and_differentiate(&t->owed, c, a, b, 2 * TILE, count, add, work, due_at(from, to, done, products),
+            multiply_and_differentiate(&t->owed, c, a, b, STEP, count, add, work, due_at(from, to, done, products),
                                        due_at(from, to, done + count, products));
         }
         g->group += count;
@@ -170,8 +170,8 @@ INLINE void add_gradients(tile_job *t, progress *g, const int64_t products, cons
 
 INLINE void walk_block(tile_job *t, const int64_t depth) {
     backward_space *f = t->f;
-    multiply(&t->owed, SQUARE_SCORES(t, t->from, 0, depth), false);
-    multiply(&t->owed, SQUARE_SLOPES(t, t->from, 0, depth), false);
+    multiply_alone(&t->owed, SQUARE_SCORES(t, t->from, 0, depth), false, NO_WORK);
+    multiply_alone(&t->owed, SQUARE_SLOPES(t, t->from, 0, depth), false, NO_WORK);
     settle(&t->owed);
     for (int64_t chunk = t->from; chunk < t->to; chunk++) {
         const bool gradients = chunk > t->from;
@@ -186,9 +186,9 @@ INLINE void walk_block(tile_job *t, const int64_t depth) {
                                   .delta = f->delta + group * SQUARE,
                                   .begin = f->begin + group * SQUARE,
                                   .end = f->end + group * SQUARE,
-                                  .p = f->p[chunk & 1] + group * 2 * TILE,
-                                  .ds = f->ds[chunk & 1] + group * 2 * TILE,
-                                  .along = f->ds_along + (group * t->chunks + chunk) * 2 * TILE,
+                                  .p = f->p[chunk & 1] + group * STEP,
+                                  .ds = f->ds[chunk & 1] + group * STEP,
+                                  .along = f->ds_along + (group * t->chunks + chunk) * STEP,
                                   .scale = splat(t->scale),
                                   .column = (int32_t)(chunk * SQUARE)};
             if (!masked && scores && gradients) {
@@ -208,8 +208,8 @@ INLINE void walk_block(tile_job *t, const int64_t depth) {
                 continue;
             }
             if (scores) {
-                multiply(&t->owed, SQUARE_SCORES(t, chunk + last, next, depth), false);
-                multiply(&t->owed, SQUARE_SLOPES(t, chunk + last, next, depth), false);
+                multiply_alone(&t->owed, SQUARE_SCORES(t, chunk + last, next, depth), false, NO_WORK);
+                multiply_alone(&t->owed, SQUARE_SLOPES(t, chunk + last, next, depth), false, NO_WORK);
             }
             if (gradients) add_gradients(t, &done, 2 * depth, depth, NULL, 0, 0);
             else settle(&t->owed);
@@ -220,8 +220,8 @@ INLINE void walk_block(tile_job *t, const int64_t depth) {
     add_gradients(t, &done, INT64_MAX, depth, NULL, 0, 0);
     for (int64_t d = 0; d < depth; d++)
         for (int64_t g = 0; g < t->groups; g++)
-            multiply(&t->owed, f->dq + (g * depth + d) * 4 * SUMS, f->k_turned + (d * t->chunks + t->from) * 2 * TILE,
-                     f->ds_along + (g * t->chunks + t->from) * 2 * TILE, 2 * TILE, t->to - t->from, false);
+            multiply_alone(&t->owed, f->dq + (g * depth + d) * 4 * SUMS, f->k_turned + (d * t->chunks + t->from) * STEP,
+                           f->ds_along + (g * t->chunks + t->from) * STEP, STEP, t->to - t->from, false, NO_WORK);
     settle(&t->owed);
 }
 
@@ -278,13 +278,12 @@ static bool load_block(tile_job *t, const ra_backward_step *step, const ra_place
             rows32 queries = {f->rows, width};
             if (meet) queries = take_queries(f->rows, place, tensor, begin + i, end);
             for (int64_t j = i; !meet && j < i + SQUARE; j++) {
-                uint16_t *line = f->rows + (j - i) * width;
-                memset(line, 0, (size_t)width * 2);
-                if (f->begin[j] < f->end[j])
-                    memcpy(line, (const uint16_t *)tensor->data + ra_place_at(place, tensor, begin + j), (size_t)dim * 2);
+                const element *row = (const element *)tensor->data + ra_place_at(place, tensor, begin + j);
+                copy_row(f->rows, j - i, f->begin[j] < f->end[j] ? row : NULL, dim, width);
             }
-            pack_across((pass ? f->dout_across : f->q_across) + i * width, queries, width);
-            pack_along((pass ? f->dout_along : f->q_along) + i / SQUARE * 2 * TILE, queries, width, all / SQUARE * 2 * TILE);
+            if (!meet) give_up_tiny(f->rows, width);
+            pack_across((pass ? f->dout_across : f->q_across) + i * width * PIECES, queries, width);
+            pack_along((pass ? f->dout_along : f->q_along) + i / SQUARE * STEP, queries, width, all / SQUARE * STEP);
         }
     }
     return true;
@@ -294,14 +293,15 @@ static void pack_keys_backward(backward_space *f, const ra_place *place, int64_t
     const int64_t width = padded(place->problem->head_dim), chunks = ra_ceil_div(last - first, SQUARE);
     for (int64_t c = 0; c < chunks; c++) {
         fetch_keys(place, first + (c + 1) * SQUARE, ra_min(first + (c + 2) * SQUARE, last));
-        pack_rows(f->v + c * SQUARE * width, take_keys(f->rows, place, &place->item->v_view, first + c * SQUARE, first, last),
-                  width);
+        pack_rows(f->v + c * SQUARE * width * PIECES,
+                  take_keys(f->rows, place, &place->item->v_view, first + c * SQUARE, first, last), width);
         const rows32 keys = take_keys(f->rows, place, &place->item->k_view, first + c * SQUARE, first, last);
-        pack_rows(f->k + c * SQUARE * width, keys, width);
-        pack_along(f->along, keys, width, 2 * TILE); /* its transpose, word by word, has the dimensions for rows */
-        for (int64_t d = 0; d < width / 16; d++)
-            transpose((float *)(void *)(f->k_turned + (d / 2 * chunks * 2 + c * 2 + d % 2) * TILE), 16,
-                      (const float *)(const void *)(f->along + d * TILE), 16);
+        pack_rows(f->k + c * SQUARE * width * PIECES, keys, width);
+        pack_along(f->along, keys, width, STEP); /* its transpose, word by word, has the dimensions for rows */
+        for (int64_t d = 0; d < width / SQUARE; d++)
+            for (int64_t tile = 0; tile < STEP; tile += TILE)
+                transpose((float *)(void *)(f->k_turned + (d * chunks + c) * STEP + tile), 16,
+                          (const float *)(const void *)(f->along + d * STEP + tile), 16);
     }
 }
 
@@ -310,7 +310,7 @@ static void pack_keys_backward(backward_space *f, const ra_place *place, int64_t
 typedef struct gradient_row {
     bool opens, closes, streamed;
     float *sum;
-    uint16_t *result;
+    element *result;
 } gradient_row;
 
 /* 16 columns of the row lie at `from`, the next 16 `step` further on. */
@@ -323,7 +323,7 @@ INLINE void put_row(gradient_row to, const float *from, int64_t step, float fact
             high += load(to.sum + d + 16);
         }
         if (to.closes) {
-            put_result(to.result + d, VEC_TO_BF16(low, high), to.streamed);
+            put_result(to.result + d, low, high, to.streamed);
         } else {
             store(to.sum + d, low);
             store(to.sum + d + 16, high);
@@ -331,7 +331,7 @@ INLINE void put_row(gradient_row to, const float *from, int64_t step, float fact
     }
     for (int64_t i = 0; d < dim; i++, d++) {
         const float x = from[i / 16 * step + i % 16] * factor + (to.opens ? 0 : to.sum[d]);
-        if (to.closes) to.result[d] = ra_f32_to_bf16(x);
+        if (to.closes) to.result[d] = element_of(x);
         else to.sum[d] = x;
     }
 }
@@ -351,7 +351,7 @@ static void store_queries(const backward_space *f, const ra_backward_step *step,
             if (r < rows)
                 put_row((gradient_row){opens, closes, streamed,
                                        (float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, begin + r),
-                                       (uint16_t *)step->dq.data + ra_place_at(place, &step->dq, begin + r)},
+                                       (element *)step->dq.data + ra_place_at(place, &step->dq, begin + r)},
                         turned[0][c / 16] + c % 16 * 16, 2 * SUMS, (float)place->problem->scale, dim);
         }
     }
@@ -361,7 +361,7 @@ static void store_queries(const backward_space *f, const ra_backward_step *step,
 INLINE gradient_row key_row(const ra_place *place, const ra_tensor *sums, const ra_tensor *result, int64_t c) {
     return (gradient_row){place->opens, place->closes, results_streamed(place->problem, place->k.row_step * result->row),
                           (float *)sums->data + ra_place_key_at(place, sums, c),
-                          (uint16_t *)result->data + ra_place_key_at(place, result, c)};
+                          (element *)result->data + ra_place_key_at(place, result, c)};
 }
 
 static void store_keys(backward_space *f, const ra_place *place, int64_t first, int64_t last) {
@@ -446,14 +446,14 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
     if (place->closes) ra_close_keys(place, first, last);
 }
 
-int64_t ra_amx_backward_scratch(const ra_problem *problem, int workers) {
+int64_t FAMILY(backward_scratch)(const ra_problem *problem, int workers) {
     if (left_to_avx512(problem)) return ra_avx512_backward_scratch(problem, workers);
     backward_space space;
     return workers * ra_max(backward_arrays(problem, NULL, &space), ra_scalar_backward_scratch(problem, 1));
 }
 
-ra_status ra_amx_backward(const ra_backward_step *step) {
+ra_status FAMILY(backward)(const ra_backward_step *step) {
     if (left_to_avx512(step->problem)) return ra_avx512_backward(step);
     return ra_cpu_backward(step, backward_tile, ROWS, most_keys(step->problem), true,
-                           ra_amx_backward_scratch(step->problem, 1));
+                           FAMILY(backward_scratch)(step->problem, 1));
 }

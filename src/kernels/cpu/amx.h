@@ -1,0 +1,528 @@
+/* Tiles of AMX, and how matrices are packed for them. amx_forward.h and amx_backward.h build on it, and are written once for
+ * all types. A type's file defines
+ *
+ *     PIECES          bf16 that an element is the sum of: its leading bits, the next ones, the last
+ *     element         how it is stored
+ *     FAMILY(name)    the type's name for a function
+ *
+ * Tiles multiply bf16 and add in f32. bf16 is one piece. f16 is two, f32 three, without an error; a product of two elements is
+ * the sum of those products of pieces that f32 can tell from nothing: all 4 of f16, 6 of the 9 of f32. Tiles are 16 times as
+ * fast as FMA, so that this still is 4 times, and 2.7 times.
+ *
+ * A tile product C += A B takes 16 rows of A with 32 elements each, and B with its rows in pairs: B's row p holds (element 2p,
+ * element 2p+1) of every column. So there are two ways to pack a matrix X of rows for B:
+ *
+ *     across(X)    the rows of X are B's columns (products with X^T): pairs of a row's elements, transposed as 32-bit words
+ *     along(X)     the rows of X are B's rows: rows i and i + 16 of 32 interleaved
+ *
+ * and A needs its rows only cut. Every tile, packed or computed, is 1 KiB in one piece: 16 lines of the cache, which no other
+ * tile shares and which follow one another. (Rows that lie apart touch a page each, and meet in the same sets of the cache.)
+ * Products go two by two, in all matrices alike:
+ *
+ *     A: [depth][piece][2] tiles    B: [depth] times [piece][2] tiles    C: [2 of B][2 of A] tiles
+ *
+ * so that row i of C lies 16 elements behind row i - 1, and its second half 2 tiles behind the first.
+ */
+#ifndef RA_KERNELS_CPU_AMX_H
+#define RA_KERNELS_CPU_AMX_H
+
+#include <stdint.h>
+#include <string.h>
+
+#ifndef RA_AMX_EMULATED /* a test brings its own tiles and vectors */
+#include "kernels/cpu/vec_avx512.h"
+
+typedef struct tile_config {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16];
+    uint8_t rows[16];
+} tile_config;
+
+#define TILES_ON()                                                                                                             \
+    do {                                                                                                                       \
+        tile_config config = {.palette = 1};                                                                                   \
+        for (int i_ = 0; i_ < 8; i_++) config.bytes[i_] = 64, config.rows[i_] = 16;                                            \
+        __asm__ volatile("" ::"r"(&config) : "memory"); /* compilers believe that it takes 8 bytes */                          \
+        _tile_loadconfig(&config);                                                                                             \
+    } while (0)
+#define TILES_OFF() _tile_release()
+#define TILE_ZERO(t) _tile_zero(t)
+#define TILE_LOAD(t, p, stride) _tile_loadd(t, p, (size_t)(stride))
+/* A load that leaves the first cache to others. */
+#define TILE_STREAM(t, p, stride) _tile_stream_loadd(t, p, (size_t)(stride))
+#define TILE_STORE(t, p, stride) _tile_stored(t, p, (size_t)(stride))
+#define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
+/* Where no work comes between two tile instructions: see PRODUCT. */
+#define TILE_REST() __asm__ volatile(".rept 8\n\tnop\n\t.endr")
+/* 32 elements of bf16: those of low, then those of high. */
+#define VEC_TO_BF16(low, high) ((halves)_mm512_cvtne2ps_pbh(high, low))
+/* 16 elements of f16, from them and to them. */
+#define VEC_LOAD_F16(p) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i_u *)(p)))
+#define VEC_STORE_F16(p, x) _mm256_storeu_si256((__m256i_u *)(p), _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT))
+/* x - floor(x), 0 for infinities; and p 2^floor(x). */
+#define VEC_FRACTION(x) _mm512_reduce_ps(x, 0x09)
+#define VEC_SCALE(p, x) _mm512_scalef_ps(p, x)
+/* The upper halves of words moved down, over zeros. */
+#define VEC_UPPER_HALVES(x)                                                                                                    \
+    ((ivec)_mm512_shuffle_epi8(                                                                                                \
+        (__m512i)(x), _mm512_broadcast_i32x4(_mm_setr_epi8(2, 3, -1, -1, 6, 7, -1, -1, 10, 11, -1, -1, 14, 15, -1, -1))))
+/* x where `bits` says so, else -inf; and the largest element, -inf at least. */
+#define VEC_ONLY(bits, x) _mm512_mask_blend_ps((__mmask16)(bits), _mm512_set1_ps(-INFINITY), x)
+#define VEC_HIGHEST(x) _mm512_reduce_max_ps(x)
+/* A line that passes the caches by (core/stream.h), and what comes before another thread is told of it. */
+#define VEC_STREAM(to, x) _mm512_stream_si512((__m512i *)(void *)(to), (__m512i)(x))
+#define RESULTS_END() _mm_sfence()
+/* Has any of the words that bit? */
+#define VEC_ANY_HAS(x, bit) (_mm512_test_epi32_mask((__m512i)(x), _mm512_set1_epi32(bit)) != 0)
+#endif
+
+typedef uint16_t halves __attribute__((vector_size(64)));
+typedef uint16_t halves_any __attribute__((vector_size(64), aligned(2), may_alias));
+typedef int32_t ivec_any __attribute__((vector_size(64), aligned(2), may_alias));
+
+#include "core/dtype.h"
+#include "kernels/cpu/cpu.h"
+#include "kernels/cpu/vec.h"
+
+enum {
+    MAX_DIM = 256,
+    TILE = 512,               /* elements of bf16 in a tile */
+    SUMS = 256,               /* elements of f32 in a tile */
+    SQUARE = 32,              /* rows and columns of two by two tiles of C */
+    STEP = PIECES * 2 * TILE, /* elements of bf16 in a step of depth of A or B */
+};
+
+/* A count in whole squares. */
+INLINE int64_t padded(int64_t count) { return ra_round_up(count, SQUARE); }
+
+/* What AMX does not compute goes to the kernels of AVX-512, which every processor with AMX has. So does what it does not compute
+ * faster, where elements are several pieces and many of them would be padding; and f32 with scores of more than 128 products,
+ * which AVX-512 sums up in parts. */
+INLINE bool left_to_avx512(const ra_problem *problem) {
+    const int64_t rows = ra_sat_mul(problem->rows_q, problem->heads / problem->kv_heads), dim = problem->head_dim;
+    const bool padding = rows < SQUARE / 2 || padded(dim) > dim + dim / 2;
+    return (PIECES > 1 && padding) || (PIECES == 3 && dim > 128) || problem->dropout > 0 || !(problem->scale > 0);
+}
+
+#define LOG2_E 1.4426950408889634
+#define LN_2 0.6931471805599453
+
+/* 2^x by a minimax polynomial for the fraction that is 2.7e-6 off at most, or 7.6e-8 for f32: 0 for -inf, inf for inf, NaN for
+ * NaN. */
+INLINE vec power_of_two(vec x) {
+    const vec f = VEC_FRACTION(x);
+#if PIECES < 3
+    vec p = splat(1.353416778e-2f);
+    p = p * f + splat(5.201146007e-2f);
+    p = p * f + splat(2.414427549e-1f);
+    p = p * f + splat(6.930038333e-1f);
+    p = p * f + splat(1.000002623f);
+#else
+    vec p = splat(1.877576907e-3f);
+    p = p * f + splat(8.989339452e-3f);
+    p = p * f + splat(5.582631880e-2f);
+    p = p * f + splat(2.401536167e-1f);
+    p = p * f + splat(6.931530732e-1f);
+    p = p * f + splat(9.999999251e-1f);
+#endif
+    return VEC_SCALE(p, x);
+}
+
+/* A vector by its pieces: words whose upper halves are bf16, rounded to the nearest. By integers, to which tile products leave
+ * both ports. Of what is no number only a plain NaN is sure to stay one: all ones would become zeros. */
+typedef struct pieces {
+    ivec piece[PIECES];
+} pieces;
+
+enum { UPPER = (int32_t)0xffff0000 };
+
+INLINE float plain_nan(float x) { return x == x ? x : NAN; }
+INLINE pieces pieces_of(vec x) {
+    pieces all;
+    for (int i = 0; i < PIECES; i++) {
+        all.piece[i] = (ivec)x + 0x8000;
+        if (i + 1 < PIECES) x -= (vec)(all.piece[i] & UPPER);
+    }
+    return all;
+}
+
+/* Pairs of such halves, without a shuffle across lanes; a piece is two tiles. */
+INLINE void store_pairs(uint16_t *to, pieces low, pieces high) {
+    for (int i = 0; i < PIECES; i++)
+        *(ivec_any *)(void *)(to + i * 2 * TILE) = VEC_UPPER_HALVES(low.piece[i]) | (high.piece[i] & UPPER);
+}
+
+/* -------------------------------------------------------------------------------------------------------- results */
+
+enum { STREAMED = 1 << 21 }; /* elements of a result; a smaller one is better off in the caches, near its reader */
+
+/* Do rows of a result that lie `stride` elements apart pass the caches by? Between others they are no stream that a processor
+ * sees coming, and it would read every line to write it. */
+INLINE bool results_streamed(const ra_problem *problem, int64_t stride) {
+    const int64_t dim = problem->head_dim;
+    return stride > dim && ra_sat_mul(ra_sat_mul(problem->batch, problem->rows_q), problem->heads * dim) >= STREAMED;
+}
+
+/* 32 elements, and one. */
+INLINE void put_result(element *to, vec low, vec high, bool streamed) {
+    streamed &= (uintptr_t)to % 64 == 0;
+#if PIECES == 1
+    const halves x = VEC_TO_BF16(low, high);
+    if (streamed) VEC_STREAM(to, x);
+    else *(halves_any *)to = x;
+#elif PIECES == 2
+    (void)streamed;
+    VEC_STORE_F16(to, low);
+    VEC_STORE_F16(to + 16, high);
+#else
+    if (streamed) {
+        VEC_STREAM(to, low);
+        VEC_STREAM(to + 16, high);
+        return;
+    }
+    store(to, low);
+    store(to + 16, high);
+#endif
+}
+
+#if PIECES == 1
+INLINE element element_of(float x) { return ra_f32_to_bf16(x); }
+#elif PIECES == 2
+INLINE element element_of(float x) { return ra_f32_to_f16(x); }
+#else
+INLINE element element_of(float x) { return x; }
+#endif
+
+/* -------------------------------------------------------------------------------------------------------- packing */
+
+/* 32 rows of `width` elements, where they lie or in a copy: zeros stand for what is not there. A copy has one piece of all rows
+ * after the other. */
+typedef struct rows32 {
+    const uint16_t *data;
+    int64_t stride;
+} rows32;
+
+/* Row i of a copy, from where it lies; NULL: of zeros. */
+#if PIECES == 1
+INLINE void copy_row(uint16_t *copy, int64_t i, const element *row, int64_t dim, int64_t width) {
+    for (int64_t d = 0; d < width; d += 32) *(halves_any *)(copy + i * width + d) = (halves){0};
+    if (row) memcpy(copy + i * width, row, (size_t)dim * 2);
+}
+#else
+/* 16 elements of bf16 in f32. */
+typedef uint16_t half_line __attribute__((vector_size(32), aligned(2), may_alias));
+typedef uint32_t uvec __attribute__((vector_size(64)));
+INLINE vec widened(const uint16_t *p) { return (vec)(__builtin_convertvector(*(const half_line *)p, uvec) << 16); }
+
+INLINE vec load_elements(const element *p) {
+#if PIECES == 2
+    return VEC_LOAD_F16(p);
+#else
+    return load(p);
+#endif
+}
+
+static inline void copy_row(uint16_t *copy, int64_t i, const element *row, int64_t dim, int64_t width) {
+    for (int64_t d = 0; d < width; d += 32) {
+        element some[32] = {0}; /* of a row's end */
+        if (row && d + 32 > dim) memcpy(some, row + d, (size_t)(dim - d) * sizeof *some);
+        const element *from = row && d + 32 <= dim ? row + d : some;
+        vec low = load_elements(from), high = load_elements(from + 16);
+        for (int64_t piece = 0; piece < PIECES; piece++) {
+            uint16_t *to = copy + (piece * SQUARE + i) * width + d;
+            *(halves_any *)to = VEC_TO_BF16(low, high); /* whatever is no number stays so */
+            low -= widened(to);
+            high -= widened(to + 16);
+        }
+    }
+}
+#endif
+
+/* Tiles take what is subnormal for 0, so that f32 below 2^-110 loses its last pieces. That is nothing beside larger numbers, but
+ * where there are none the copy becomes NaN: what is computed of it is given up, and left to the scalar kernel. */
+INLINE void give_up_tiny(uint16_t *copy, int64_t width) {
+    enum { LARGE = 0x1780 }; /* 2^-80 */
+    bool nothing = true;
+    for (int64_t i = 0; PIECES == 3 && i < SQUARE * width; i += 32) {
+        const halves x = *(const halves_any *)(copy + i) & 0x7fff;
+        if (VEC_ANY_HAS(x >= LARGE, -1)) return;
+        nothing &= !VEC_ANY_HAS(x, -1);
+    }
+    if (!nothing) copy[0] = 0x7fc0;
+}
+
+/* Rows i of `count` that are in [low, high): row i lies at data + i * stride. A copy is made only of pieces, if something is
+ * missing, or if rows are not in whole words. */
+INLINE rows32 take_rows(uint16_t *copy, const element *data, int64_t stride, int64_t low, int64_t high, int64_t dim) {
+    const int64_t width = padded(dim);
+#if PIECES == 1
+    const bool words = (uintptr_t)data % 4 == 0 && stride % 2 == 0;
+    if (low <= 0 && high >= SQUARE && dim == width && words) return (rows32){data, stride};
+#endif
+    for (int64_t i = 0; i < SQUARE; i++) copy_row(copy, i, i >= low && i < high ? data + i * stride : NULL, dim, width);
+    give_up_tiny(copy, width);
+    return (rows32){copy, width};
+}
+
+/* Keys [c, c + 32) of a view; those outside [low, high) are zeros. */
+INLINE rows32 take_keys(uint16_t *copy, const ra_place *place, const ra_tensor *view, int64_t c, int64_t low, int64_t high) {
+    return take_rows(copy, (const element *)view->data + ra_place_key_at(place, view, c), place->k.row_step * view->row,
+                     low - c, high - c, place->problem->head_dim);
+}
+
+/* Rows [r, r + 32) of a place; those from `end` on are zeros. Rows of several heads do not lie at one stride. */
+INLINE rows32 take_queries(uint16_t *copy, const ra_place *place, const ra_tensor *tensor, int64_t r, int64_t end) {
+    const element *data = (const element *)tensor->data;
+    const int64_t dim = place->problem->head_dim, width = padded(dim);
+    if (place->group == 1)
+        return take_rows(copy, data + ra_place_at(place, tensor, r), place->q.row_step * tensor->row, 0, end - r, dim);
+    for (int64_t i = 0; i < SQUARE; i++)
+        copy_row(copy, i, r + i < end ? data + ra_place_at(place, tensor, r + i) : NULL, dim, width);
+    give_up_tiny(copy, width);
+    return (rows32){copy, width};
+}
+
+/* Lets keys [c, end) of an item's views come into the second cache: dilated rows are no stream that a processor sees coming. */
+INLINE void fetch_keys(const ra_place *place, int64_t c, int64_t end) {
+    const ra_tensor *k = &place->item->k_view, *v = &place->item->v_view;
+    for (; c < end; c++)
+        for (int64_t d = 0; d < place->problem->head_dim; d += 64 / (int64_t)sizeof(element)) {
+            __builtin_prefetch((const element *)k->data + ra_place_key_at(place, k, c) + d, 0, 2);
+            __builtin_prefetch((const element *)v->data + ra_place_key_at(place, v, c) + d, 0, 2);
+        }
+}
+
+/* 32 rows for A: [width/32][piece][2] tiles. */
+static inline void pack_rows(uint16_t *tiles, rows32 rows, int64_t width) {
+    for (int64_t d = 0; d < width; d += 32)
+        for (int64_t i = 0; i < PIECES * SQUARE; i++, tiles += 32)
+            *(halves_any *)tiles = *(const halves_any *)(rows.data + i * rows.stride + d);
+}
+
+/* 32 rows across: [width/32][piece][2] tiles. */
+static inline void pack_across(uint16_t *tiles, rows32 rows, int64_t width) {
+    for (int64_t d = 0; d < width; d += 32)
+        for (int64_t i = 0; i < PIECES * SQUARE; i += 16, tiles += TILE)
+            transpose((float *)(void *)tiles, 16, (const float *)(const void *)(rows.data + i * rows.stride + d),
+                      rows.stride / 2);
+}
+
+/* 32 rows along: [piece][2] tiles for every 32 columns, `step` elements apart. */
+static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64_t step) {
+    for (int64_t d = 0; d < width; d += 32, tiles += step)
+        for (int64_t i = 0; i < PIECES * 16; i++) {
+            const int64_t row = i / 16 * SQUARE + i % 16;
+            const halves low = *(const halves_any *)(rows.data + row * rows.stride + d);
+            const halves high = *(const halves_any *)(rows.data + (row + 16) * rows.stride + d);
+            *(halves_any *)(tiles + row * 32) =
+                __builtin_shufflevector(low, high, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42,
+                                        11, 43, 12, 44, 13, 45, 14, 46, 15, 47);
+            *(halves_any *)(tiles + TILE + row * 32) =
+                __builtin_shufflevector(low, high, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25,
+                                        57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
+        }
+}
+
+/* ------------------------------------------------------------------------------------------------------- products */
+
+/* Tile i of C goes where it is owed, and begins anew in the first step. */
+#define SETTLE_AND(i, offset)                                                                                                  \
+    do {                                                                                                                       \
+        if (owed_) {                                                                                                           \
+            TILE_STORE(i, owed_ + (offset), 64);                                                                               \
+            TILE_REST();                                                                                                       \
+        }                                                                                                                      \
+        if (!first_) break;                                                                                                    \
+        if (!add) {                                                                                                            \
+            TILE_ZERO(i);                                                                                                      \
+            break;                                                                                                             \
+        }                                                                                                                      \
+        TILE_LOAD(i, c + (offset), 64);                                                                                        \
+        TILE_REST();                                                                                                           \
+    } while (0)
+
+/* The share of units [from, to) that is due when `part` of `parts` is done. */
+INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { return from + (to - from) * part / parts; }
+
+#ifndef UNROLL_STEPS
+#define UNROLL_STEPS true /* where depth is known, so that units and their places are */
+#endif
+
+/* Behind a tile instruction of a product, `part_` of `parts_`: its share of the units. */
+#define TURN(unit, unroll)                                                                                                     \
+    do {                                                                                                                       \
+        const int64_t begin_ = due_at(from_, to_, part_, parts_), end_ = due_at(from_, to_, part_ + 1, parts_);                \
+        part_++;                                                                                                               \
+        if (begin_ == end_) TILE_REST();                                                                                       \
+        _Pragma(unroll) for (int64_t unit_ = begin_; unit_ < end_; unit_++) unit(work, unit_);                                 \
+    } while (0)
+
+/* A product of pieces: both of them new in the tiles, or that of A, or that of B. */
+#define NEW_PIECES(of_a, of_b, load_a, unit, unroll)                                                                           \
+    load_a(4, a + (of_a)*2 * TILE, 64);                                                                                        \
+    TURN(unit, unroll);                                                                                                        \
+    TILE_STREAM(6, b + (of_b)*2 * TILE, 64);                                                                                   \
+    TURN(unit, unroll);                                                                                                        \
+    load_a(5, a + (of_a)*2 * TILE + TILE, 64);                                                                                 \
+    TURN(unit, unroll);                                                                                                        \
+    SETTLE_AND(0, 0);                                                                                                          \
+    TILE_DOT(0, 4, 6);                                                                                                         \
+    TURN(unit, unroll);                                                                                                        \
+    TILE_STREAM(7, b + (of_b)*2 * TILE + TILE, 64);                                                                            \
+    TURN(unit, unroll);                                                                                                        \
+    SETTLE_AND(2, SUMS);                                                                                                       \
+    TILE_DOT(2, 5, 6);                                                                                                         \
+    TURN(unit, unroll);                                                                                                        \
+    SETTLE_AND(1, 2 * SUMS);                                                                                                   \
+    TILE_DOT(1, 4, 7);                                                                                                         \
+    TURN(unit, unroll);                                                                                                        \
+    SETTLE_AND(3, 3 * SUMS);                                                                                                   \
+    TILE_DOT(3, 5, 7);                                                                                                         \
+    TURN(unit, unroll)
+#define NEW_A(of_a, load_a, unit, unroll)                                                                                      \
+    load_a(4, a + (of_a)*2 * TILE, 64);                                                                                        \
+    TURN(unit, unroll);                                                                                                        \
+    TILE_DOT(0, 4, 6);                                                                                                         \
+    TURN(unit, unroll);                                                                                                        \
+    load_a(5, a + (of_a)*2 * TILE + TILE, 64);                                                                                 \
+    TURN(unit, unroll);                                                                                                        \
+    TILE_DOT(1, 4, 7);                                                                                                         \
+    TURN(unit, unroll);                                                                                                        \
+    TILE_DOT(2, 5, 6);                                                                                                         \
+    TURN(unit, unroll);                                                                                                        \
+    TILE_DOT(3, 5, 7);                                                                                                         \
+    TURN(unit, unroll)
+#define NEW_B(of_b, unit, unroll)                                                                                              \
+    TILE_STREAM(6, b + (of_b)*2 * TILE, 64);                                                                                   \
+    TURN(unit, unroll);                                                                                                        \
+    TILE_DOT(0, 4, 6);                                                                                                         \
+    TURN(unit, unroll);                                                                                                        \
+    TILE_STREAM(7, b + (of_b)*2 * TILE + TILE, 64);                                                                            \
+    TURN(unit, unroll);                                                                                                        \
+    TILE_DOT(2, 5, 6);                                                                                                         \
+    TURN(unit, unroll);                                                                                                        \
+    TILE_DOT(1, 4, 7);                                                                                                         \
+    TURN(unit, unroll);                                                                                                        \
+    TILE_DOT(3, 5, 7);                                                                                                         \
+    TURN(unit, unroll)
+
+/* A step of depth: so many tile instructions. Of two neighbouring products of pieces one stays. */
+#if PIECES == 1
+enum { TURNS = 8 };
+#define ALL_PIECES(load_a, unit, unroll) NEW_PIECES(0, 0, load_a, unit, unroll)
+#elif PIECES == 2
+enum { TURNS = 26 };
+#define ALL_PIECES(load_a, unit, unroll)                                                                                       \
+    NEW_PIECES(1, 1, load_a, unit, unroll);                                                                                    \
+    NEW_B(0, unit, unroll);                                                                                                    \
+    NEW_A(0, load_a, unit, unroll);                                                                                            \
+    NEW_B(1, unit, unroll)
+#else
+enum { TURNS = 38, SMALL_TURNS = 32 };
+#define ALL_PIECES(load_a, unit, unroll)                                                                                       \
+    SMALL_PIECES(load_a, unit, unroll);                                                                                        \
+    NEW_A(0, load_a, unit, unroll)
+/* All but the product of the largest. */
+#define SMALL_PIECES(load_a, unit, unroll)                                                                                     \
+    NEW_PIECES(0, 2, load_a, unit, unroll);                                                                                    \
+    NEW_B(1, unit, unroll);                                                                                                    \
+    NEW_A(1, load_a, unit, unroll);                                                                                            \
+    NEW_B(0, unit, unroll);                                                                                                    \
+    NEW_A(2, load_a, unit, unroll)
+#endif
+
+/* All steps of depth. In the second form every step has as many units as the others, and is the same code. */
+#define STEPS(pieces, turns, load_a, unit, unroll)                                                                             \
+    do {                                                                                                                       \
+        const int64_t from_ = from, to_ = to, parts_ = (turns)*depth;                                                          \
+        int64_t part_ = 0;                                                                                                     \
+        _Pragma(unroll) for (int64_t step_ = 0; step_ < depth; step_++) {                                                      \
+            const bool first_ = step_ == 0;                                                                                    \
+            pieces(load_a, unit, unroll);                                                                                      \
+            a += STEP;                                                                                                         \
+            b += b_step;                                                                                                       \
+            owed_ = NULL;                                                                                                      \
+        }                                                                                                                      \
+    } while (0)
+#define EQUAL_STEPS(pieces, turns, load_a, unit, unroll)                                                                       \
+    _Pragma("GCC unroll 1") for (int64_t step_ = 0; step_ < depth; step_++) {                                                  \
+        const int64_t from_ = from + (to - from) / depth * step_, to_ = from_ + (to - from) / depth, parts_ = turns;           \
+        int64_t part_ = 0;                                                                                                     \
+        const bool first_ = step_ == 0;                                                                                        \
+        pieces(load_a, unit, unroll);                                                                                          \
+        a += STEP;                                                                                                             \
+        b += b_step;                                                                                                           \
+        owed_ = NULL;                                                                                                          \
+    }
+
+/* C = A B, or += with `add`, `depth` steps of 32 deep, of which each moves B by b_step elements; and units [from, to) of other
+ * work, which must not touch C, dealt out evenly behind the tile instructions. A processor looks ahead some 500 instructions,
+ * so tiles and vectors are computed at the same time. Where the other thread of its core is busy it looks ahead half as far,
+ * and a tile instruction takes half as long again if there was another within the 8 instructions before it: hence a turn behind
+ * every single one.
+ *
+ * C stays in the tiles: they are owed to memory, and the next product stores each of them when it needs the tile, which hides
+ * most of what a store takes. B streams past the first cache; A if a kernel has too much of it there (load_a: TILE_LOAD or
+ * TILE_STREAM). */
+#define PRODUCT_IN(function, load_a, work_type, unit, unit_call)                                                               \
+    function(float **owed, float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth, const bool add,      \
+             work_type *work, const int64_t from, const int64_t to) {                                                          \
+        __asm__ volatile("" ::: "memory"); /* compilers do not know that a tile load reads memory */                           \
+        float *owed_ = *owed;                                                                                                  \
+        ALL_STEPS(UNROLL_STEPS &&__builtin_constant_p(depth), load_a, unit, unit_call);                                        \
+        *owed = c;                                                                                                             \
+    }
+#if PIECES == 1
+#define PRODUCT(name, load_a, work_type, unit) PRODUCT_IN(INLINE void name, load_a, work_type, unit, unit)
+#define ALL_STEPS(known, load_a, unit, unit_call)                                                                              \
+    if (known) STEPS(ALL_PIECES, TURNS, load_a, unit, "GCC unroll 8");                                                         \
+    else STEPS(ALL_PIECES, TURNS, load_a, unit, "GCC unroll 1")
+#else /* Where depth is not known units are called: there are too many turns to write them out. */
+#define PRODUCT(name, load_a, work_type, unit)                                                                                 \
+    static __attribute__((noinline)) void name##_call(work_type *work, int64_t i) { unit(work, i); }                           \
+    PRODUCT_IN(INLINE void name, load_a, work_type, unit, name##_call)
+#define STEPS_OF(pieces, turns, known, load_a, unit, unit_call)                                                                \
+    if ((known) && (to - from) % depth == 0) EQUAL_STEPS(pieces, turns, load_a, unit, "GCC unroll 16")                         \
+    else STEPS(pieces, turns, load_a, unit_call, "GCC unroll 1")
+#if PIECES == 2
+#define ALL_STEPS(known, load_a, unit, unit_call) STEPS_OF(ALL_PIECES, TURNS, known, load_a, unit, unit_call)
+#else
+/* f32 rounds at every sum: what begins at nothing stays small, and its errors as well, until the products of the largest pieces
+ * are added to it. Scores of tens need that. */
+#define ALL_STEPS(known, load_a, unit, unit_call)                                                                              \
+    if (add) {                                                                                                                 \
+        STEPS_OF(ALL_PIECES, TURNS, known, load_a, unit, unit_call);                                                           \
+    } else {                                                                                                                   \
+        STEPS_OF(SMALL_PIECES, SMALL_TURNS, known, load_a, unit, unit_call);                                                   \
+        a -= depth * STEP;                                                                                                     \
+        b -= depth * b_step;                                                                                                   \
+        for (int64_t step_ = 0; step_ < depth; step_++, a += STEP, b += b_step) {                                              \
+            const bool first_ = false;                                                                                         \
+            const int64_t from_ = 0, to_ = 0, parts_ = 1;                                                                      \
+            int64_t part_ = 0;                                                                                                 \
+            NEW_PIECES(0, 0, load_a, NO_UNIT, "GCC unroll 1");                                                                 \
+        }                                                                                                                      \
+    }
+#endif
+#endif
+
+/* Nothing but the product: name(..., NO_WORK). One of several pieces takes so long that a call is nothing. */
+#define NO_UNIT(work, unit) ((void)(work), (void)(unit))
+#if PIECES == 1
+#define PRODUCT_ALONE(name, load_a) PRODUCT_IN(INLINE void name, load_a, void, NO_UNIT, NO_UNIT)
+#else
+#define PRODUCT_ALONE(name, load_a) PRODUCT_IN(static __attribute__((noinline)) void name, load_a, void, NO_UNIT, NO_UNIT)
+#endif
+#define NO_WORK NULL, 0, 0
+
+/* Stores what is owed. */
+INLINE void settle(float **owed) {
+    if (!*owed) return;
+    TILE_STORE(0, *owed, 64);
+    TILE_STORE(1, *owed + 2 * SUMS, 64);
+    TILE_STORE(2, *owed + SUMS, 64);
+    TILE_STORE(3, *owed + 3 * SUMS, 64);
+    *owed = NULL;
+}
+
+#endif
