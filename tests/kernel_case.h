@@ -477,6 +477,7 @@ static inline kernel_case *case_new(uint64_t seed, ra_dtype dtype, const case_op
     for (int n = 0; n < c->item_count; n++) random_item(&r, c, n, o);
     for (int n = 0; n < c->item_count; n++) {
         p->rows_q = ra_max(p->rows_q, item_rows_end(&c->items[n], false));
+        p->keys = ra_max(p->keys, c->items[n].k.count);
         c->rows_k = ra_max(c->rows_k, item_rows_end(&c->items[n], true));
     }
     p->rows_q += rng_int(&r, 0, 2);
