@@ -1,5 +1,5 @@
-/* Tiles that share the packed keys of their place: the emulated kernel of AMX with tiles, chunks, panels and slots so small that
- * a few hundred rows and keys have many of each, and some places too many keys for a slot. */
+/* Tiles that share the packed keys of their place: the emulated kernel of AMX with tiles, chunks, panels and slots so small
+ * that a few hundred rows and keys have many of each, and some places too many keys for a slot. */
 #define QUERIES 64
 #define CHUNK 16384
 #define PANEL 4096
@@ -137,10 +137,10 @@ static void forward_cases(const case_options *options, uint64_t first, int cases
 /* Windows, key ranges, groups, several items and turns; places of one tile and of many. */
 static void results_agree_with_float64_and_with_one_worker(void **state) {
     (void)state;
-    forward_cases(&many_places, 21300, 12, NULL);
-    forward_cases(&(case_options){.max_rows = 200, .max_keys = 700, .dim = 40, .amplitude = 1}, 21000, 24, NULL);
-    forward_cases(&(case_options){.max_rows = 200, .max_keys = 500, .dim = 96, .amplitude = 1}, 21100, 8, NULL);
-    forward_cases(&(case_options){.max_rows = 200, .max_keys = 500, .dim = 24, .amplitude = 1, .causal = true}, 21200, 8, NULL);
+    forward_cases(&many_places, 21300, 6, NULL);
+    forward_cases(&(case_options){.max_rows = 200, .max_keys = 700, .dim = 40, .amplitude = 1}, 21000, 12, NULL);
+    forward_cases(&(case_options){.max_rows = 200, .max_keys = 500, .dim = 96, .amplitude = 1}, 21100, 4, NULL);
+    forward_cases(&(case_options){.max_rows = 200, .max_keys = 500, .dim = 24, .amplitude = 1, .causal = true}, 21200, 4, NULL);
 }
 
 /* The rows from 300 on are the first to meet key 300: it is packed with keys that others meet. */
