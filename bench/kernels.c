@@ -58,6 +58,7 @@ static void run(const ra_kernel *kernel, ra_workers *workers, const bench_case *
                           .kv_heads = c->heads,
                           .head_dim = c->dim,
                           .rows_q = c->n,
+                          .keys = (c->segment ? c->segment : c->n) / c->rate,
                           .scale = 1 / sqrt((double)c->dim),
                           .left = RA_NO_LIMIT,
                           .right = c->causal ? 0 : RA_NO_LIMIT};
@@ -133,6 +134,7 @@ static void decode(const ra_kernel *kernel, ra_workers *workers, ra_dtype dtype,
                           .kv_heads = kv_heads,
                           .head_dim = dim,
                           .rows_q = 1,
+                          .keys = n,
                           .scale = 1 / sqrt((double)dim),
                           .left = RA_NO_LIMIT,
                           .right = RA_NO_LIMIT};

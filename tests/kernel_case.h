@@ -185,6 +185,7 @@ typedef struct case_options {
     bool zero_scale;
     bool two_types;          /* f32 and bf16 alone */
     int64_t rows, keys, dim; /* of one item of one turn; 0: random */
+    bool several;            /* turns, heads, batch entries and items, also with rows */
     int64_t q_step, k_step;  /* of positions, which begin at 1 and at 0 then; 0: random */
     int64_t diagonal;        /* not 0: a row meets the key at its own position alone, if that is not before this one */
 } case_options;
@@ -417,7 +418,7 @@ static inline void random_item(rng *r, kernel_case *c, int n, const case_options
     int64_t q_span = t->q.count * t->q.row_step, k_span = t->k.count * t->k.row_step;
     for (int i = 1; i >= 0; i--) { /* turns meet distinct rows, as those of a plan do */
         ra_item_loop *loop = &t->loop[i];
-        loop->repeat = rng_one_in(r, 2) || o->few || o->rows ? 1 : rng_int(r, 1, 3);
+        loop->repeat = rng_one_in(r, 2) || o->few || (o->rows && !o->several) ? 1 : rng_int(r, 1, 3);
         loop->q_row = q_span;
         loop->k_row = k_span;
         loop->q_pos = rng_int(r, 0, 50);
@@ -442,9 +443,10 @@ static inline kernel_case *case_new(uint64_t seed, ra_dtype dtype, const case_op
     rng r = {.seed = seed};
     ra_problem *p = &c->problem;
     p->dtype = dtype;
-    p->batch = o->rows ? 1 : rng_int(&r, 1, 2);
-    p->kv_heads = o->rows ? 1 : rng_int(&r, 1, 3);
-    p->heads = p->kv_heads * (o->rows ? 1 : rng_int(&r, 1, 3));
+    const bool one = o->rows && !o->several;
+    p->batch = one ? 1 : rng_int(&r, 1, 2);
+    p->kv_heads = one ? 1 : rng_int(&r, 1, 3);
+    p->heads = p->kv_heads * (one ? 1 : rng_int(&r, 1, 3));
     p->head_dim = rng_one_in(&r, 2)   ? dims[rng_int(&r, 0, (int64_t)(sizeof dims / sizeof *dims) - 1)]
                   : rng_one_in(&r, 2) ? (rng_one_in(&r, 2) ? 64 : 128)
                                       : rng_int(&r, 1, 256);
@@ -473,10 +475,11 @@ static inline kernel_case *case_new(uint64_t seed, ra_dtype dtype, const case_op
     if (o->dropout) p->dropout = rng_one_in(&r, 2) ? 0.1 : 0.5;
     p->seed = seed * 977;
     c->single = rng_one_in(&r, 2) || o->single;
-    c->item_count = c->single || o->rows ? 1 : rng_int(&r, 1, 3);
+    c->item_count = c->single || one ? 1 : rng_int(&r, 1, 3);
     for (int n = 0; n < c->item_count; n++) random_item(&r, c, n, o);
     for (int n = 0; n < c->item_count; n++) {
         p->rows_q = ra_max(p->rows_q, item_rows_end(&c->items[n], false));
+        p->keys = ra_max(p->keys, c->items[n].k.count);
         c->rows_k = ra_max(c->rows_k, item_rows_end(&c->items[n], true));
     }
     p->rows_q += rng_int(&r, 0, 2);
@@ -539,11 +542,13 @@ static inline size_t scratch_body(int64_t bytes) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     return ((size_t)bytes + page - 1) / page * page;
 }
+static uint64_t scratch_word = UINT64_MAX; /* NaN: nothing may rest on what scratch held */
 static inline void *scratch_new(int64_t bytes) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE), body = scratch_body(bytes);
     char *map = mmap(NULL, body + 2 * page, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(map != MAP_FAILED);
-    memset(map, 0xff, body + 2 * page); /* NaN: nothing may rest on what scratch held */
+    for (size_t i = 0; i < (body + 2 * page) / sizeof scratch_word; i++)
+        memcpy(map + i * sizeof scratch_word, &scratch_word, 8);
     assert_int_equal(mprotect(map, page, PROT_NONE), 0);
     assert_int_equal(mprotect(map + page + body, page, PROT_NONE), 0);
     return map + page + (body - (size_t)ra_round_up(bytes, 64));

@@ -1,6 +1,7 @@
 /* The plan of the ring, walked on paper: without running anything, the work items of all ranks meet each attended pair exactly
- * once and no other pair, in the right rows; every send has its receive, of the same size and in the same order; no
- * attended pair has a row that its rank takes for unused; and used rows have room of their own for sums. */
+ * once and no other pair, in the right rows, and have no more keys than kernels were told; every send has its receive, of the
+ * same size and in the same order; no attended pair has a row that its rank takes for unused; and used rows have room of their
+ * own for sums. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -54,6 +55,7 @@ static void meet(paper *p, const ra_item *item, const ra_piece *piece, bool pack
     int64_t shift = desc->seq_k - desc->seq_q;
     const ra_item_loop *outer = &item->loop[0], *inner = &item->loop[1];
     assert_true(outer->repeat >= 1 && inner->repeat >= 1);
+    assert_true(item->k.count <= p->plan->problem.keys);
     p->items++;
     for (int64_t turn = 0; turn < outer->repeat * inner->repeat; turn++) {
         int64_t i0 = turn / inner->repeat, i1 = turn % inner->repeat;

@@ -93,3 +93,19 @@ int64_t ra_items(const ra_route *route, const ra_piece *piece, const ra_part *ta
     items[0] = item;
     return clip_queries(c, &items[0]) ? 1 : 0;
 }
+
+int64_t ra_most_keys(const ra_route *route, int rank) {
+    int64_t most = 0;
+    for (int64_t i = 0; i < route->rings.count; i++) {
+        const ra_ring *ring = &route->rings.rings[i];
+        const ra_class *class = &route->rings.classes[ring->class_index];
+        bool mine = false;
+        for (int64_t t = 0; t < ring->target_count && !mine; t++) mine = ring->targets[t].rank == rank;
+        for (int64_t s = 0; s < ring->source_count && mine; s++) {
+            const ra_item_rows *rows = &ring->sources[s].rows;
+            int64_t period = class->residue ? class->rate / ra_gcd(rows->pos_step, class->rate) : 1;
+            most = ra_max(most, ra_ceil_div(rows->count, period));
+        }
+    }
+    return most;
+}

@@ -15,6 +15,7 @@ typedef struct ra_view {
     int32_t *local; /* rings with this rank as the only member */
     int64_t local_count;
     int64_t rows_q, rows_k;
+    int64_t keys;         /* ra_most_keys */
     bool single;          /* every query row meets at most one item: no state is needed */
     bool single_backward; /* so does every key, and all is at home: no sums but those of an item are needed */
     ra_used_rows used_q, used_k;

@@ -69,6 +69,7 @@ ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_vi
     }
     view->rows_q = c->placement == RA_REPLICATED ? c->seq_q : ra_shard_of(c->layout, rank, route->ranks, c->seq_q).count;
     view->rows_k = ra_shard_of(c->layout, rank, route->ranks, c->seq_k).count;
+    view->keys = ra_most_keys(route, rank);
     view->single = meets_once(route, rank) && (c->placement == RA_SHARDED || route->ranks == 1);
     view->single_backward = view->single && met_once(route, view) && ra_dtype_size(c->dtype) == 2;
     if (!find_used(arena, route, rank, true, view->rows_q * c->heads, &view->used_q) ||
@@ -85,6 +86,7 @@ ra_problem ra_problem_of(const ra_config *c, const ra_view *view) {
                         .kv_heads = c->kv_heads,
                         .head_dim = c->head_dim,
                         .rows_q = view->rows_q,
+                        .keys = view->keys,
                         .scale = c->scale,
                         .left = c->left,
                         .right = c->right,

@@ -85,7 +85,7 @@ typedef int32_t ivec_any __attribute__((vector_size(64), aligned(2), may_alias))
 #include "kernels/cpu/vec.h"
 
 enum {
-    MAX_DIM = 256,
+    MAX_DIM = PIECES < 3 ? 256 : 128,
     TILE = 512,               /* elements of bf16 in a tile */
     SUMS = 256,               /* elements of f32 in a tile */
     SQUARE = 32,              /* rows and columns of two by two tiles of C */
@@ -101,7 +101,7 @@ INLINE int64_t padded(int64_t count) { return ra_round_up(count, SQUARE); }
 INLINE bool left_to_avx512(const ra_problem *problem) {
     const int64_t rows = ra_sat_mul(problem->rows_q, problem->heads / problem->kv_heads), dim = problem->head_dim;
     const bool padding = rows < SQUARE / 2 || padded(dim) > dim + dim / 2;
-    return (PIECES > 1 && padding) || (PIECES == 3 && dim > 128) || problem->dropout > 0 || !(problem->scale > 0);
+    return (PIECES > 1 && padding) || dim > MAX_DIM || problem->dropout > 0 || !(problem->scale > 0);
 }
 
 #define LOG2_E 1.4426950408889634

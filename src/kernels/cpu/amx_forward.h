@@ -13,14 +13,21 @@
  * row's sums are scaled by a power of two, which is exact.
  */
 #include "kernels/cpu/amx.h"
+#include "kernels/cpu/panels.h"
 
 enum {
     STRIP = SQUARE,
-    QUERIES = 2048,                         /* rows of a tile at most: what one packing of K and V serves */
     SUMMED = PIECES == 1 ? 262144 : 131072, /* elements of acc at most */
-    PACKED =
-        PIECES == 1 ? 131072 : 65536, /* elements of K (and of V) that are packed at a time: they stay in the second cache */
 };
+#ifndef QUERIES /* a test has less of each */
+enum {
+    QUERIES = 2048, /* rows of a tile at most */
+    CHUNK = PIECES == 1 ? 131072
+                        : 65536, /* elements of K (and of V) that strips walk over in turn: they stay in the second cache */
+    PANEL = 32768,               /* elements of K that one tile packs for others: so few that nobody waits long for them */
+    SHARED = 1 << 20, /* elements of K of a place at most that are packed for all tiles: they stay in the third cache */
+};
+#endif
 
 /* Rows of a tile at most. */
 INLINE int64_t most_rows(const ra_problem *problem) { return ra_min(QUERIES, SUMMED / padded(problem->head_dim)); }
@@ -33,7 +40,9 @@ typedef struct forward_space {
     _Alignas(64) uint16_t p[2][MAX_DIM / SQUARE * STEP]; /* weights of this block and of the one before: A's tiles */
     vec sums[2][STRIP];                                  /* of the weights of a strip's rows, before a step and after it */
     _Alignas(64) uint16_t rows[PIECES * SQUARE * MAX_DIM];
-    uint16_t *k, *v, *q; /* forward_arrays */
+    const uint16_t *k, *v;   /* the packed keys of a chunk */
+    uint16_t *own_k, *own_v; /* of a tile that packs for itself alone; this and what follows: forward_arrays */
+    uint16_t *q;
     float *acc;          /* tiles of C: [strip][32 columns] */
     vec *all_sums;       /* of the weights of each row, by lanes: reduced once, at the end */
     float base[QUERIES]; /* -inf: none yet */
@@ -48,8 +57,8 @@ static int64_t forward_arrays(const ra_problem *problem, char *base, forward_spa
     const int64_t width = padded(problem->head_dim), rows = ra_cpu_tile_rows(problem, STRIP, most_rows(problem));
     char *at = base;
     ra_carve(&at, (int64_t)sizeof *f);
-    f->k = ra_carve(&at, PACKED * PIECES * 2);
-    f->v = ra_carve(&at, PACKED * PIECES * 2);
+    f->own_k = ra_carve(&at, CHUNK * PIECES * 2);
+    f->own_v = ra_carve(&at, CHUNK * PIECES * 2);
     f->q = ra_carve(&at, rows * width * PIECES * 2);
     f->acc = ra_carve(&at, rows * width * (int64_t)sizeof(float));
     f->all_sums = ra_carve(&at, rows * (int64_t)sizeof(vec));
@@ -62,6 +71,13 @@ INLINE float *acc_at(const forward_space *f, int64_t r, int64_t column, int64_t 
 }
 
 /* ---------------------------------------------------------------------------------------------------------- strips */
+
+/* The keys of the next chunk, which come nearer while strips walk over this one. */
+typedef struct ahead {
+    const ra_place *place;
+    const uint16_t *k, *v;    /* of the place's key 0, if they are packed; NULL: they are fetched from where they lie */
+    int64_t next, end, share; /* the key to fetch next, the end, how many a step */
+} ahead;
 
 /* A strip on its way through the packed keys. */
 typedef struct strip {
@@ -76,8 +92,7 @@ typedef struct strip {
     bool shrunk;        /* some row's shrink is not 1 */
     bool fresh;         /* forward_space */
     float *owed;        /* what the tiles hold: PRODUCT */
-    const ra_place *place;
-    int64_t *ahead, ahead_end, fetch; /* the next key to fetch, their end, how many a step */
+    ahead *ahead;
 } strip;
 
 /* Weighing of a step: row i has its scores of 16 keys at scores + 16 i, of the next 16 two tiles on, and its weights at weights
@@ -209,14 +224,19 @@ static void shrink_rows(strip *t) {
     t->shrunk = false;
 }
 
-/* Every step lets some of the keys that are packed next come nearer, and its share of the next strip's acc. */
+/* Every step lets some of the next chunk's keys come nearer, and its share of the next strip's acc. */
 INLINE void fetch_ahead(strip *t, int64_t step, int64_t depth) {
-    const int64_t end = ra_min(*t->ahead + t->fetch, t->ahead_end);
-    fetch_keys(t->place, *t->ahead, end);
-    *t->ahead = end;
-    const int64_t size = STRIP * SQUARE * depth, share = ra_round_up(ra_ceil_div(size, t->steps), 16);
+    ahead *a = t->ahead;
+    const int64_t end = ra_min(a->next + a->share, a->end), size = PIECES * depth * SQUARE;
+    if (!a->k) fetch_keys(a->place, a->next, end);
+    for (int64_t i = a->next * size; a->k && i < end * size; i += 32) {
+        __builtin_prefetch(a->k + i, 0, 2);
+        __builtin_prefetch(a->v + i, 0, 2);
+    }
+    a->next = end;
+    const int64_t sums = STRIP * SQUARE * depth, share = ra_round_up(ra_ceil_div(sums, t->steps), 16);
     const float *next = t->f->acc + (t->row + STRIP) * SQUARE * depth;
-    for (int64_t i = step * share; i < ra_min((step + 1) * share, size); i += 16) __builtin_prefetch(next + i, 1, 2);
+    for (int64_t i = step * share; i < ra_min((step + 1) * share, sums); i += 16) __builtin_prefetch(next + i, 1, 2);
 }
 
 INLINE void walk(strip *t, const int64_t depth) {
@@ -268,20 +288,16 @@ INLINE void walk(strip *t, const int64_t depth) {
 }
 
 /* Rows [row, row + STRIP) against the packed keys [first, last). */
-static void forward_strip(forward_space *f, const ra_place *place, int64_t row, int64_t first, int64_t last, int64_t *ahead,
-                          int64_t ahead_end, int64_t fetch) {
-    const int64_t depth = padded(place->problem->head_dim) / SQUARE;
+static void forward_strip(forward_space *f, const ra_problem *problem, int64_t row, int64_t first, int64_t last, ahead *a) {
+    const int64_t depth = padded(problem->head_dim) / SQUARE;
     strip t = {.f = f,
                .row = row,
                .depth = depth,
                .first = first,
                .end = last - first,
-               .scale = (float)(place->problem->scale * LOG2_E),
+               .scale = (float)(problem->scale * LOG2_E),
                .fresh = f->fresh[row / STRIP],
-               .place = place,
-               .ahead = ahead,
-               .ahead_end = ahead_end,
-               .fetch = fetch};
+               .ahead = a};
     int64_t low = last, high = first;
     for (int64_t r = row; r < row + STRIP; r++) {
         t.begin = ra_max(t.begin, f->begin[r] - first);
@@ -303,6 +319,104 @@ static void forward_strip(forward_space *f, const ra_place *place, int64_t row, 
     case 4: walk(&t, 4); break;
     default: walk(&t, depth);
     }
+}
+
+/* ------------------------------------------------------------------------------------------------------------ keys */
+
+/* What tiles of a place share (panels.h), in the scratch before the workers' own:
+ *
+ *     slot 1 | slot 0 | worker 0 | worker 1          slot: marks | K | V
+ *
+ * Places of one tile need none. Of other places the workers have a tile of one, two of each of the next and a tile of the last,
+ * as long as they keep in step: hence the number of slots. */
+typedef struct slots {
+    int64_t count;
+    int64_t keys, panels; /* of each */
+    int64_t bytes;
+} slots;
+
+/* Keys of a panel. */
+INLINE int64_t panel_keys(int64_t width) { return ra_max(1, PANEL / width / width) * width; }
+
+static slots slots_of(const ra_problem *problem, int64_t workers) {
+    const int64_t width = padded(problem->head_dim);
+    if (problem->keys <= 0 || problem->keys > SHARED / width ||
+        ra_sat_mul(problem->rows_q, problem->heads / problem->kv_heads) <= STRIP)
+        return (slots){0};
+    slots s = {.count = workers / 2 + 1, .keys = ra_ceil_div(problem->keys, width) * width};
+    s.panels = ra_ceil_div(s.keys, panel_keys(width));
+    s.bytes = ra_round_up(ra_slot_bytes(s.panels), 64) + 2 * s.keys * width * PIECES * 2;
+    return s;
+}
+
+/* How a tile comes by its packed keys. */
+typedef struct packing {
+    forward_space *f;
+    const ra_place *place;
+    int64_t low, high; /* the keys that rows of the place meet: the others stand as zeros, whichever tile packs them */
+    ra_slot *slot;     /* NULL: the tile packs for itself, chunk by chunk */
+    uint16_t *k, *v;   /* the slot's */
+} packing;
+
+static packing packing_of(forward_space *f, const ra_forward_step *step, const ra_place *place, bool alone) {
+    const slots s = slots_of(place->problem, ra_workers_count(step->workers));
+    packing p = {.f = f, .place = place};
+    ra_place_hull(place, 0, ra_place_rows(place), &p.low, &p.high);
+    if (alone || s.count == 0 || place->k.count > s.keys) return p;
+    char *at = (char *)step->scratch - (place->number % s.count + 1) * s.bytes;
+    ra_slot *slot = ra_carve(&at, ra_slot_bytes(s.panels));
+    if (!ra_slot_enter(slot, place)) return p;
+    p.slot = slot;
+    p.k = ra_carve(&at, s.keys * padded(place->problem->head_dim) * PIECES * 2);
+    p.v = (uint16_t *)(void *)at;
+    return p;
+}
+
+/* Keys [from, end), which begin a block, to k and v. K: [keys/32] squares. V: [blocks][32 columns][steps of the block], in
+ * the order in which they are read. */
+static void pack_keys(const packing *p, uint16_t *k, uint16_t *v, int64_t from, int64_t end) {
+    const ra_place *place = p->place;
+    const int64_t width = padded(place->problem->head_dim);
+    for (int64_t c = from; c < end; c += SQUARE) {
+        const int64_t block = (c - from) / width * width, step = (c - from - block) / SQUARE;
+        fetch_keys(place, c + SQUARE, ra_min(c + 2 * SQUARE, end));
+        pack_across(k + (c - from) * width * PIECES, take_keys(p->f->rows, place, &place->item->k_view, c, p->low, p->high),
+                    width);
+        pack_along(v + block * width * PIECES + step * STEP,
+                   take_keys(p->f->rows, place, &place->item->v_view, c, p->low, p->high), width, width / SQUARE * STEP);
+    }
+}
+
+static void pack_panel(void *arg, int64_t panel) {
+    const packing *p = arg;
+    const int64_t width = padded(p->place->problem->head_dim), size = PIECES * width, keys = panel_keys(width);
+    const int64_t from = ra_max(panel * keys, p->low / width * width), end = ra_min((panel + 1) * keys, p->high);
+    pack_keys(p, p->k + from * size, p->v + from * size, from, end);
+}
+
+/* Lets f->k and f->v begin with key `first`, and packs keys [from, last) if nobody else has. `end`: of the tile's keys. */
+static void bring_chunk(packing *p, int64_t first, int64_t from, int64_t last, int64_t end) {
+    forward_space *f = p->f;
+    const int64_t width = padded(p->place->problem->head_dim), size = PIECES * width, keys = panel_keys(width);
+    if (p->slot) {
+        ra_panels_take(p->slot, p->place, from / keys, ra_ceil_div(last, keys), ra_ceil_div(end, keys), pack_panel, p);
+        f->k = p->k + first * size;
+        f->v = p->v + first * size;
+        return;
+    }
+    f->k = f->own_k;
+    f->v = f->own_v;
+    pack_keys(p, f->own_k + (from - first) * size, f->own_v + (from - first) * size, from, last);
+}
+
+/* Keys [next, end) are those of the next chunk, and the tile has this many rows. */
+static ahead ahead_of(const packing *p, int64_t next, int64_t end, int64_t rows) {
+    const int64_t keys = panel_keys(padded(p->place->problem->head_dim));
+    ahead a = {.place = p->place, .next = next, .end = end, .share = ra_ceil_div(STRIP * SQUARE, rows)};
+    int64_t panel = next / keys;
+    while (p->slot && panel * keys < end && ra_panel_packed(p->slot, p->place, panel)) panel++;
+    if (panel * keys >= end) a.k = p->k, a.v = p->v;
+    return a;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- tiles */
@@ -377,36 +491,25 @@ static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_p
     return finite;
 }
 
-/* K: [keys/32] squares. V: [blocks][32 columns][steps of the block] of two tiles, in the order in which they are read. */
-static void pack_keys(forward_space *f, const ra_place *place, int64_t first, int64_t low, int64_t high) {
-    const int64_t width = padded(place->problem->head_dim);
-    for (int64_t c = first; c < high; c += SQUARE) {
-        const int64_t block = (c - first) / width * width, step = (c - first - block) / SQUARE;
-        fetch_keys(place, c + SQUARE, ra_min(c + 2 * SQUARE, high));
-        pack_across(f->k + (c - first) * width * PIECES, take_keys(f->rows, place, &place->item->k_view, c, low, high), width);
-        pack_along(f->v + block * width * PIECES + step * STEP, take_keys(f->rows, place, &place->item->v_view, c, low, high),
-                   width, width / SQUARE * STEP);
-    }
-}
-
 static void forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
     forward_space *f = scratch;
     const ra_problem *problem = place->problem;
-    const int64_t rows = end - begin, width = padded(problem->head_dim), packed = PACKED / width / width * width;
+    const int64_t rows = end - begin, width = padded(problem->head_dim), chunk = CHUNK / width / width * width;
     forward_arrays(problem, scratch, f);
     load_queries(f, step, place, begin, end);
     int64_t low, high;
     ra_place_hull(place, begin, end, &low, &high);
+    packing p = packing_of(f, step, place, rows == ra_place_rows(place));
     TILES_ON();
     /* Blocks begin at multiples of their length, whatever the tile: so a row's sums do not depend on the rows beside it. */
-    for (int64_t first = low / width * width; first < high; first += packed) {
-        const int64_t last = ra_min(first + packed, high);
-        int64_t ahead = last;
-        pack_keys(f, place, first, low, last);
-        for (int64_t row = 0; row < rows; row += STRIP)
-            forward_strip(f, place, row, first, last, &ahead, ra_min(last + packed, high), ra_ceil_div(STRIP * SQUARE, rows));
+    for (int64_t first = low / chunk * chunk; first < high; first += chunk) {
+        const int64_t last = ra_min(first + chunk, high);
+        bring_chunk(&p, first, ra_max(first, low / width * width), last, high);
+        ahead a = ahead_of(&p, last, ra_min(last + chunk, high), rows);
+        for (int64_t row = 0; row < rows; row += STRIP) forward_strip(f, problem, row, first, last, &a);
     }
     TILES_OFF();
+    if (p.slot) ra_slot_leave(p.slot);
     /* Strips, not tiles, are given up: which rows a tile holds depends on the number of workers. */
     uint64_t bad = 0;
     for (int64_t row = 0; row < rows; row += STRIP)
@@ -417,13 +520,25 @@ static void forward_tile(const ra_forward_step *step, const ra_place *place, int
             ra_scalar_forward_tile(step, place, begin + row, begin + ra_min(row + STRIP, rows), scratch);
 }
 
+/* Bytes of a worker. */
+static int64_t own_scratch(const ra_problem *problem) {
+    forward_space space;
+    return ra_max(forward_arrays(problem, NULL, &space), ra_scalar_forward_scratch(problem, 1));
+}
+
 int64_t FAMILY(forward_scratch)(const ra_problem *problem, int workers) {
     if (left_to_avx512(problem)) return ra_avx512_forward_scratch(problem, workers);
-    forward_space space;
-    return workers * ra_max(forward_arrays(problem, NULL, &space), ra_scalar_forward_scratch(problem, 1));
+    const slots s = slots_of(problem, workers);
+    return workers * own_scratch(problem) + s.count * s.bytes;
 }
 
 ra_status FAMILY(forward)(const ra_forward_step *step) {
-    if (left_to_avx512(step->problem)) return ra_avx512_forward(step);
-    return ra_cpu_forward(step, forward_tile, STRIP, most_rows(step->problem), FAMILY(forward_scratch)(step->problem, 1));
+    const ra_problem *problem = step->problem;
+    if (left_to_avx512(problem)) return ra_avx512_forward(step);
+    const slots s = slots_of(problem, ra_workers_count(step->workers));
+    char *at = step->scratch;
+    for (int64_t i = 0; i < s.count; i++, at += s.bytes) ra_slot_clear((ra_slot *)(void *)at, s.panels);
+    ra_forward_step behind = *step;
+    behind.scratch = at;
+    return ra_cpu_forward(&behind, forward_tile, STRIP, most_rows(problem), own_scratch(problem));
 }

@@ -64,6 +64,7 @@ typedef struct forward_wave {
     ra_forward_tile *tile;
     int64_t large, small, turn;
     int64_t scratch;
+    int64_t number; /* of its first place, among those of the step */
 } forward_wave;
 
 static int64_t rows_of_place(const ra_problem *problem, const ra_item *item) {
@@ -100,7 +101,7 @@ static void forward_task(void *arg, int64_t index, int worker) {
     const forward_wave *wave = arg;
     const ra_problem *problem = wave->step->problem;
     const ra_item *item = wave->items;
-    int64_t at = 0, rows, places;
+    int64_t at = 0, number = wave->number, rows, places;
     for (;; item++) {
         rows = rows_of_place(problem, item);
         places = ra_places(problem, item);
@@ -108,6 +109,7 @@ static void forward_task(void *arg, int64_t index, int worker) {
         if (index < tiles) break;
         index -= tiles;
         at += places * rows;
+        number += places;
     }
     int64_t low = 0, high = places; /* the place is among [low, high) */
     while (high - low > 1) {
@@ -121,7 +123,8 @@ static void forward_task(void *arg, int64_t index, int worker) {
     const int64_t size = large ? wave->large : wave->small, last = large ? rows : c.small_rows;
     const int64_t begin =
         large ? c.small_rows + (c.large_tiles - 1 - index) * size : (c.small_tiles - 1 - (index - c.large_tiles)) * size;
-    const ra_place place = ra_place_number(problem, item, low);
+    ra_place place = ra_place_number(problem, item, low);
+    place.number = number + low;
     wave->tile(wave->step, &place, begin, ra_min(begin + size, last), (char *)wave->step->scratch + worker * wave->scratch);
 }
 
@@ -141,10 +144,11 @@ static void choose_tiles(forward_wave *wave, int64_t all, int64_t unit, int64_t 
 }
 
 ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int64_t unit, int64_t most, int64_t scratch) {
+    int64_t number = 0;
     for (int64_t begin = 0, end; begin < step->item_count; begin = end) {
         /* In a single step no row is met twice at all. */
         end = step->single ? step->item_count : wave_end(step->items, begin, step->item_count, false);
-        forward_wave wave = {.step = step, .items = step->items + begin, .tile = tile, .scratch = scratch};
+        forward_wave wave = {.step = step, .items = step->items + begin, .tile = tile, .scratch = scratch, .number = number};
         int64_t all = 0, tiles = 0;
         for (int64_t i = begin; i < end; i++)
             all = ra_sat_add(
@@ -155,6 +159,7 @@ ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int
                           places = ra_places(step->problem, &step->items[i]);
             tiles += tiles_of_places(&wave, at, rows, places);
             at += places * rows;
+            number += places;
         }
         ra_workers_run(step->workers, tiles, forward_task, &wave, step->poll, step->poll_arg);
     }

@@ -21,6 +21,7 @@ typedef struct ra_place {
     int64_t kv_index;     /* head index of the item's views */
     int64_t head;         /* first query head of the group */
     int64_t group;        /* query heads of a KV head */
+    int64_t number;       /* of a forward tile: among the places of the step */
     struct ra_turn *turn; /* of a backward tile; NULL: nobody else adds to the same rows */
     bool opens, closes;   /* of a single backward step: no tile before this one adds to its keys; none after it does */
 } ra_place;
