@@ -89,19 +89,23 @@ static inline void portable_tile_store(int t, void *p, int64_t stride) {
 }
 /* Subnormal operands and sums are 0. */
 static inline float portable_operand(uint32_t x) { return x & 0x7f80 ? ra_bf16_to_f32((uint16_t)x) : 0; }
-static inline float portable_sum(float x) { return fabsf(x) < 0x1p-126f ? 0 : x; }
 static inline void portable_tile_dot(int c, int a, int b) {
+    float x[16][32], y[32][16];
     for (int i = 0; i < 16; i++)
-        for (int j = 0; j < 16; j++) {
-            float sum;
-            memcpy(&sum, &portable_tiles[c][i][j], 4);
-            for (int k = 0; k < 16; k++) {
-                const uint32_t x = portable_tiles[a][i][k], y = portable_tiles[b][k][j];
-                sum = portable_sum(sum + portable_operand(x) * portable_operand(y));
-                sum = portable_sum(sum + portable_operand(x >> 16) * portable_operand(y >> 16));
-            }
-            memcpy(&portable_tiles[c][i][j], &sum, 4);
+        for (int k = 0; k < 32; k++) {
+            x[i][k] = portable_operand(portable_tiles[a][i][k / 2] >> 16 * (k % 2));
+            y[k][i] = portable_operand(portable_tiles[b][k / 2][i] >> 16 * (k % 2));
         }
+    for (int i = 0; i < 16; i++) {
+        float sum[16];
+        memcpy(sum, portable_tiles[c][i], sizeof sum);
+        for (int k = 0; k < 32; k++)
+            for (int j = 0; j < 16; j++) {
+                const float next = sum[j] + x[i][k] * y[k][j];
+                sum[j] = fabsf(next) < 0x1p-126f ? 0 : next;
+            }
+        memcpy(portable_tiles[c][i], sum, sizeof sum);
+    }
 }
 #define TILES_ON() portable_tiles_reset()
 #define TILES_OFF() portable_tiles_reset()

@@ -464,35 +464,33 @@ enum { TURNS = 38, SMALL_TURNS = 32 };
  * C stays in the tiles: they are owed to memory, and the next product stores each of them when it needs the tile, which hides
  * most of what a store takes. B streams past the first cache; A if a kernel has too much of it there (load_a: TILE_LOAD or
  * TILE_STREAM). */
-#define PRODUCT_IN(function, load_a, work_type, unit, unit_call)                                                               \
+#define PRODUCT_IN(function, load_a, work_type, unit, unit_call, small_first)                                                  \
     function(float **owed, float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth, const bool add,      \
              work_type *work, const int64_t from, const int64_t to) {                                                          \
         __asm__ volatile("" ::: "memory"); /* compilers do not know that a tile load reads memory */                           \
         float *owed_ = *owed;                                                                                                  \
-        ALL_STEPS(UNROLL_STEPS &&__builtin_constant_p(depth), load_a, unit, unit_call);                                        \
+        ALL_STEPS(UNROLL_STEPS &&__builtin_constant_p(depth), load_a, unit, unit_call, small_first);                           \
         *owed = c;                                                                                                             \
     }
 #if PIECES == 1
-#define PRODUCT(name, load_a, work_type, unit) PRODUCT_IN(INLINE void name, load_a, work_type, unit, unit)
-#define ALL_STEPS(known, load_a, unit, unit_call)                                                                              \
+#define PRODUCT(name, load_a, work_type, unit) PRODUCT_IN(INLINE void name, load_a, work_type, unit, unit, false)
+#define ALL_STEPS(known, load_a, unit, unit_call, small_first)                                                                 \
     if (known) STEPS(ALL_PIECES, TURNS, load_a, unit, "GCC unroll 8");                                                         \
     else STEPS(ALL_PIECES, TURNS, load_a, unit, "GCC unroll 1")
 #else /* Where depth is not known units are called: there are too many turns to write them out. */
 #define PRODUCT(name, load_a, work_type, unit)                                                                                 \
     static __attribute__((noinline)) void name##_call(work_type *work, int64_t i) { unit(work, i); }                           \
-    PRODUCT_IN(INLINE void name, load_a, work_type, unit, name##_call)
+    PRODUCT_IN(INLINE void name, load_a, work_type, unit, name##_call, __builtin_constant_p(add) && !add)
 #define STEPS_OF(pieces, turns, known, load_a, unit, unit_call)                                                                \
     if ((known) && (to - from) % depth == 0) EQUAL_STEPS(pieces, turns, load_a, unit, "GCC unroll 16")                         \
     else STEPS(pieces, turns, load_a, unit_call, "GCC unroll 1")
 #if PIECES == 2
-#define ALL_STEPS(known, load_a, unit, unit_call) STEPS_OF(ALL_PIECES, TURNS, known, load_a, unit, unit_call)
+#define ALL_STEPS(known, load_a, unit, unit_call, small_first) STEPS_OF(ALL_PIECES, TURNS, known, load_a, unit, unit_call)
 #else
-/* f32 rounds at every sum: what begins at nothing stays small, and its errors as well, until the products of the largest pieces
- * are added to it. Scores of tens need that. */
-#define ALL_STEPS(known, load_a, unit, unit_call)                                                                              \
-    if (add) {                                                                                                                 \
-        STEPS_OF(ALL_PIECES, TURNS, known, load_a, unit, unit_call);                                                           \
-    } else {                                                                                                                   \
+/* f32 rounds at every sum. What begins at nothing stays small, and so do its errors, until the products of the largest pieces
+ * are added to it: scores of tens need that. */
+#define ALL_STEPS(known, load_a, unit, unit_call, small_first)                                                                 \
+    if (small_first) {                                                                                                         \
         STEPS_OF(SMALL_PIECES, SMALL_TURNS, known, load_a, unit, unit_call);                                                   \
         a -= depth * STEP;                                                                                                     \
         b -= depth * b_step;                                                                                                   \
@@ -502,6 +500,8 @@ enum { TURNS = 38, SMALL_TURNS = 32 };
             int64_t part_ = 0;                                                                                                 \
             NEW_PIECES(0, 0, load_a, NO_UNIT, "GCC unroll 1");                                                                 \
         }                                                                                                                      \
+    } else {                                                                                                                   \
+        STEPS_OF(ALL_PIECES, TURNS, known, load_a, unit, unit_call);                                                           \
     }
 #endif
 #endif
@@ -509,9 +509,9 @@ enum { TURNS = 38, SMALL_TURNS = 32 };
 /* Nothing but the product: name(..., NO_WORK). One of several pieces takes so long that a call is nothing. */
 #define NO_UNIT(work, unit) ((void)(work), (void)(unit))
 #if PIECES == 1
-#define PRODUCT_ALONE(name, load_a) PRODUCT_IN(INLINE void name, load_a, void, NO_UNIT, NO_UNIT)
+#define PRODUCT_ALONE(name, load_a) PRODUCT_IN(INLINE void name, load_a, void, NO_UNIT, NO_UNIT, false)
 #else
-#define PRODUCT_ALONE(name, load_a) PRODUCT_IN(static __attribute__((noinline)) void name, load_a, void, NO_UNIT, NO_UNIT)
+#define PRODUCT_ALONE(name, load_a) PRODUCT_IN(static __attribute__((noinline)) void name, load_a, void, NO_UNIT, NO_UNIT, !add)
 #endif
 #define NO_WORK NULL, 0, 0
 

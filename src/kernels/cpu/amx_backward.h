@@ -140,32 +140,42 @@ typedef struct progress {
     int64_t chunk, piece, group;
 } progress;
 
-/* The next `products` of them, and units [from, to) of work. */
+/* The next `products` of them, all of one piece, and units [from, to) of work. */
+INLINE void add_to_piece(tile_job *t, progress *g, const int64_t products, const int64_t depth, backward_work *work,
+                         const int64_t from, const int64_t to) {
+    backward_space *f = t->f;
+    const bool values = g->piece < depth;
+    const int64_t column = g->piece % depth;
+    multiply_and_differentiate(&t->owed, (values ? f->dv : f->dk) + (g->chunk * depth + column) * 4 * SUMS,
+                               (values ? f->p : f->ds)[g->chunk & 1] + g->group * STEP,
+                               (values ? f->dout_along : f->q_along) + (column * t->groups + g->group) * STEP, STEP, products,
+                               g->group > 0 || f->summed[g->chunk], work, from, to);
+    g->group += products;
+    if (g->group < t->groups) return;
+    g->group = 0;
+    g->piece++;
+    f->summed[g->chunk] |= g->piece == 2 * depth;
+}
+
+/* The next `products`, and units. Where it is known that they are part of a piece, or some whole ones, all of it is written
+ * out. */
 INLINE void add_gradients(tile_job *t, progress *g, const int64_t products, const int64_t depth, backward_work *work,
                           const int64_t from, const int64_t to) {
-    backward_space *f = t->f;
-    const bool whole = t->groups % products == 0; /* then no piece ends among them */
-    for (int64_t done = 0, count; done < products && g->piece < 2 * depth; done += count) {
-        const bool values = g->piece < depth;
-        const int64_t column = g->piece % depth;
-        float *c = (values ? f->dv : f->dk) + (g->chunk * depth + column) * 4 * SUMS;
-        const uint16_t *a = (values ? f->p : f->ds)[g->chunk & 1] + g->group * STEP;
-        const uint16_t *b = (values ? f->dout_along : f->q_along) + (column * t->groups + g->group) * STEP;
-        const bool add = g->group > 0 || f->summed[g->chunk];
-        if (whole) {
-            multiply_and_differentiate(&t->owed, c, a, b, STEP, products, add, work, from, to);
-            count = products;
-        } else {
-            count = ra_min(products - done, t->groups - g->group);
-            multiply_and_differentiate(&t->owed, c, a, b, STEP, count, add, work, due_at(from, to, done, products),
-                                       due_at(from, to, done + count, products));
-        }
-        g->group += count;
-        if (g->group < t->groups) continue;
-        g->group = 0;
-        g->piece++;
+    enum { GROUPS = BLOCK / SQUARE };
+    if (g->piece == 2 * depth) return;
+    if (t->groups % products == 0) {
+        add_to_piece(t, g, products, depth, work, from, to);
+        return;
     }
-    f->summed[g->chunk] |= g->piece == 2 * depth;
+    if (PIECES > 1 && __builtin_constant_p(products) && products % GROUPS == 0 && t->groups == GROUPS) {
+        _Pragma("GCC unroll 4") for (int64_t done = 0; done < products; done += GROUPS) add_to_piece(
+            t, g, GROUPS, depth, work, due_at(from, to, done, products), due_at(from, to, done + GROUPS, products));
+        return;
+    }
+    for (int64_t done = 0, count; done < products && g->piece < 2 * depth; done += count) {
+        count = ra_min(products - done, t->groups - g->group);
+        add_to_piece(t, g, count, depth, work, due_at(from, to, done, products), due_at(from, to, done + count, products));
+    }
 }
 
 INLINE void walk_block(tile_job *t, const int64_t depth) {
