@@ -71,6 +71,9 @@ typedef struct tile_job {
     int64_t begin[BLOCK / SQUARE], end[BLOCK / SQUARE]; /* columns that every row of a group meets */
     float scale;                                        /* of scores, to base 2 */
     float *owed;                                        /* what the tiles hold: PRODUCT */
+    const ra_backward_step *step;
+    const ra_place *place;
+    int64_t ahead, ahead_end; /* rows of the next block that are still to be fetched */
 } tile_job;
 
 /* Differentiation of a square, in units of 16 elements of P^T or of dS^T. Keys k and k + 16 come together, a pair. */
@@ -178,6 +181,17 @@ INLINE void add_gradients(tile_job *t, progress *g, const int64_t products, cons
     }
 }
 
+/* Every square lets some rows of the next block come into the second cache. */
+INLINE void fetch_ahead_backward(tile_job *t) {
+    const ra_tensor *q = &t->step->q, *dout = &t->step->dout;
+    const int64_t share = ra_ceil_div(BLOCK, t->groups * (t->to - t->from)), end = ra_min(t->ahead + share, t->ahead_end);
+    for (; t->ahead < end; t->ahead++)
+        for (int64_t d = 0; d < t->place->problem->head_dim; d += 64 / (int64_t)sizeof(element)) {
+            __builtin_prefetch((const element *)q->data + ra_place_at(t->place, q, t->ahead) + d, 0, 2);
+            __builtin_prefetch((const element *)dout->data + ra_place_at(t->place, dout, t->ahead) + d, 0, 2);
+        }
+}
+
 INLINE void walk_block(tile_job *t, const int64_t depth) {
     backward_space *f = t->f;
     multiply_alone(&t->owed, SQUARE_SCORES(t, t->from, 0, depth), false, NO_WORK);
@@ -190,6 +204,7 @@ INLINE void walk_block(tile_job *t, const int64_t depth) {
             const bool last = group + 1 == t->groups, scores = !last || chunk + 1 < t->to;
             const bool masked = t->begin[group] > chunk * SQUARE || t->end[group] < (chunk + 1) * SQUARE;
             const int64_t square = chunk * t->groups + group, next = last ? 0 : group + 1;
+            fetch_ahead_backward(t);
             backward_work work = {.s = f->s[square & 1],
                                   .dp = f->dp[square & 1],
                                   .lse = f->lse + group * SQUARE,
@@ -408,7 +423,9 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
     tile_job t = {.f = f,
                   .depth = width / SQUARE,
                   .chunks = ra_ceil_div(last - first, SQUARE),
-                  .scale = (float)(problem->scale * LOG2_E)};
+                  .scale = (float)(problem->scale * LOG2_E),
+                  .step = step,
+                  .place = place};
     uint32_t stored = 0;                               /* blocks whose dQ is in its place */
     bool finite = true, opens = false, closes = false; /* the rows of a block */
     backward_arrays(problem, scratch, f);
@@ -419,6 +436,8 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
         const int64_t block_end = ra_min(row + BLOCK, end);
         if (step->single) ra_place_ends(place, row, block_end, keys, first / keys, &opens, &closes);
         const bool meets = load_block(&t, step, place, row, block_end, first, last);
+        t.ahead = block_end;
+        t.ahead_end = ra_min(block_end + BLOCK, end);
         if (!meets && !opens && !closes) continue;
         if (!meets) memset(f->dq, 0, (size_t)(t.groups * SQUARE * width) * sizeof(float));
         switch (!meets ? -1 : UNROLL_STEPS ? t.depth : 0) { /* the common head dimensions have their own code */
