@@ -640,12 +640,11 @@ static inline void case_backward(kernel_case *c, const ra_kernel *kernel, ra_wor
             guarded_keep(g[i]);
         }
     }
-    const bool single = c->single && ra_dtype_size(p->dtype) == 2;
     const int64_t bytes = kernel->backward_scratch(p, ra_workers_count(workers));
     ra_backward_step step = {.problem = p,
                              .items = c->items,
                              .item_count = c->item_count,
-                             .single = single,
+                             .single = c->single,
                              .q = c->q.tensor,
                              .dout = c->dout.tensor,
                              .lse = c->lse.tensor,
@@ -655,20 +654,29 @@ static inline void case_backward(kernel_case *c, const ra_kernel *kernel, ra_wor
                              .scratch = scratch_new(bytes)};
     rng r = {.seed = p->seed};
     guarded *sums[3] = {&c->dq, &c->dk[0], &c->dv[0]}, results[3] = {0};
-    for (int i = 0; single && i < 3; i++) results[i] = result_like(&r, c, sums[i]);
-    if (single) {
+    for (int i = 0; c->single && i < 3; i++) results[i] = result_like(&r, c, sums[i]);
+    ra_item *item = &c->items[0];
+    const ra_tensor dk_view = item->dk_view, dv_view = item->dv_view;
+    if (c->single) {
         step.dq = results[0].tensor;
-        c->items[0].dk_result = results[1].tensor;
-        c->items[0].dv_result = results[2].tensor;
+        item->dk_result = results[1].tensor;
+        item->dv_result = results[2].tensor;
+    }
+    if (c->single && ra_dtype_size(p->dtype) > 2) { /* sums where the results are */
+        step.dq_acc = step.dq;
+        item->dk_view = item->dk_result;
+        item->dv_view = item->dv_result;
     }
     assert_int_equal(kernel->backward(&step), RA_OK);
     scratch_free(step.scratch, bytes);
-    for (int i = 0; single && i < 3; i++) take_result(sums[i], &results[i]);
-    for (int n = 0; !single && n < c->item_count; n++) {
+    item->dk_view = dk_view;
+    item->dv_view = dv_view;
+    for (int i = 0; c->single && i < 3; i++) take_result(sums[i], &results[i]);
+    for (int n = 0; !c->single && n < c->item_count; n++) {
         guarded_check(&c->dk[n], false);
         guarded_check(&c->dv[n], false);
     }
-    if (!single) guarded_check(&c->dq, false);
+    if (!c->single) guarded_check(&c->dq, false);
 }
 
 /* ---------------------------------------------------------------------------------------------------------- compare */

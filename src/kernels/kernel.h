@@ -32,9 +32,9 @@ typedef struct ra_forward_step {
 
 /* Backward step: adds to dq_acc, and to the dk_view and dv_view of each item. Order of all sums is fixed by items alone.
  *
- * A plan in which every query row and every key is met by at most one item of one step runs `single` if its type has 16 bits:
- * the kernel writes dq and the dk_result and dv_result of each item itself, and where no pair is leaves the zeros that are
- * there. dq_acc, dk_view and dv_view are room for sums, with anything in it. */
+ * A plan in which every query row and every key is met by at most one item of one step runs `single`: the kernel writes dq and
+ * the dk_result and dv_result of each item itself, and where no pair is leaves the zeros that are there. dq_acc, dk_view and
+ * dv_view are room for sums, with anything in it; or, if the type has more than 16 bits, the results themselves. */
 typedef struct ra_backward_step {
     const ra_problem *problem;
     const ra_item *items;

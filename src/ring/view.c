@@ -71,7 +71,7 @@ ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_vi
     view->rows_k = ra_shard_of(c->layout, rank, route->ranks, c->seq_k).count;
     view->keys = ra_most_keys(route, rank);
     view->single = meets_once(route, rank) && (c->placement == RA_SHARDED || route->ranks == 1);
-    view->single_backward = view->single && met_once(route, view) && ra_dtype_size(c->dtype) == 2;
+    view->single_backward = view->single && met_once(route, view);
     if (!find_used(arena, route, rank, true, view->rows_q * c->heads, &view->used_q) ||
         !find_used(arena, route, rank, false, view->rows_k * c->kv_heads, &view->used_k) ||
         !ra_message_bound(arena, route, view->own, view->own_count, rank, &view->bounds))

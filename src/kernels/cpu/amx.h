@@ -95,7 +95,7 @@ enum {
 /* A count in whole squares. */
 INLINE int64_t padded(int64_t count) { return ra_round_up(count, SQUARE); }
 
-/* What AMX does not compute goes to the kernels of AVX-512, which every processor with AMX has. So does what it does not compute
+/* What AMX does not compute goes to the kernels of AVX-512, which every processor with AMX has. So does what it computes no
  * faster, where elements are several pieces and many of them would be padding; and f32 with scores of more than 128 products,
  * which AVX-512 sums up in parts. */
 INLINE bool left_to_avx512(const ra_problem *problem) {
@@ -238,7 +238,7 @@ static inline void copy_row(uint16_t *copy, int64_t i, const element *row, int64
 }
 #endif
 
-/* Tiles take what is subnormal for 0, so that f32 below 2^-110 loses its last pieces. That is nothing beside larger numbers, but
+/* Tiles take what is subnormal for 0, so that f32 below 2^-110 loses its last pieces. That is nothing beside larger numbers;
  * where there are none the copy becomes NaN: what is computed of it is given up, and left to the scalar kernel. */
 INLINE void give_up_tiny(uint16_t *copy, int64_t width) {
     enum { LARGE = 0x1780 }; /* 2^-80 */

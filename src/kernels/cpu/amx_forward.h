@@ -21,10 +21,9 @@ enum {
 };
 #ifndef QUERIES /* a test has less of each */
 enum {
-    QUERIES = 2048, /* rows of a tile at most */
-    CHUNK = PIECES == 1 ? 131072
-                        : 65536, /* elements of K (and of V) that strips walk over in turn: they stay in the second cache */
-    PANEL = 32768,               /* elements of K that one tile packs for others: so few that nobody waits long for them */
+    QUERIES = 2048,                       /* rows of a tile at most */
+    CHUNK = PIECES == 1 ? 131072 : 65536, /* elements of K (and of V) that strips walk over in turn, in the second cache */
+    PANEL = 32768,    /* elements of K that one tile packs for others: so few that nobody waits long for them */
     SHARED = 1 << 20, /* elements of K of a place at most that are packed for all tiles: they stay in the third cache */
 };
 #endif
@@ -166,8 +165,8 @@ INLINE vec weigh_met(const forward_work *w, int64_t i) {
     return p0 + p1;
 }
 
-/* Is one of the weights of a row, by their first pieces, 1 or more? Else no sum of two is heavy. (What is no number may pass: its sum is none
- * either, and the strip is given up.) */
+/* Is one of the weights of a row, by their first pieces, 1 or more? Else no sum of two is heavy. (What is no number may pass:
+ * its sum is none either, and the strip is given up.) */
 INLINE bool heavy_row(const uint16_t *weights) {
     return VEC_ANY_HAS((ivec)(*(const halves_any *)weights + (uint16_t)0x0080), (int32_t)0xc000c000);
 }

@@ -243,7 +243,11 @@ static void take_sums(const ra_problem *problem, const ra_tensor *result, int64_
     ra_convert((uint16_t *)result->data + to, problem->dtype, (const float *)sums->data + from, RA_F32, problem->head_dim);
 }
 
+/* Wider types have their sums where the results are. */
+static bool sums_apart(const ra_problem *problem) { return ra_dtype_size(problem->dtype) == 2; }
+
 void ra_close_rows(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end) {
+    if (!sums_apart(place->problem)) return;
     for (int64_t r = begin; r < end; r++)
         take_sums(place->problem, &step->dq, ra_place_at(place, &step->dq, r), &step->dq_acc,
                   ra_place_at(place, &step->dq_acc, r));
@@ -251,6 +255,7 @@ void ra_close_rows(const ra_backward_step *step, const ra_place *place, int64_t 
 
 void ra_close_keys(const ra_place *place, int64_t first, int64_t last) {
     const ra_item *item = place->item;
+    if (!sums_apart(place->problem)) return;
     for (int64_t c = first; c < last; c++) {
         take_sums(place->problem, &item->dk_result, ra_place_key_at(place, &item->dk_result, c), &item->dk_view,
                   ra_place_key_at(place, &item->dk_view, c));
@@ -274,7 +279,7 @@ static void backward_pair(const backward_wave *wave, ra_place *place, int64_t i,
         }
         ra_place_ends(place, begin, end, wave->keys, j, &opens, &closes);
     }
-    const bool around = step->single && !wave->writes;
+    const bool around = step->single && !wave->writes && sums_apart(place->problem); /* else zeros are there to add to */
     if (around && opens) ra_open_rows(step, place, begin, end);
     if (around && place->opens) ra_open_keys(place, low, high);
     wave->tile(step, place, begin, end, low, high, scratch);
