@@ -101,6 +101,40 @@ static void forward_follows_scores_that_grow_without_bound(void **state) {
     ra_workers_destroy(workers);
 }
 
+/* All values and all gradients lie around one number, and so do all weights: long sums never cancel, and the errors of their
+ * additions show. */
+static void long_sums_of_one_sign_are_right(void **state) {
+    (void)state;
+    const int64_t many = case_share(60) < 60 ? 600 : 4000;
+    ra_workers *workers = workers_new(2);
+    for (int t = 0; t < 4; t++)
+        for (int turn = 0; KERNEL_AT(0, dtypes[t]) && turn < 2; turn++) { /* many keys, many rows */
+            const case_options options = {.max_rows = many,
+                                          .max_keys = many,
+                                          .rows = turn ? many : 32,
+                                          .keys = turn ? 32 : many,
+                                          .dim = 32,
+                                          .amplitude = 0.3,
+                                          .forbid_limits = true,
+                                          .single = true};
+            const uint64_t seed = 2700 + (uint64_t)turn;
+            kernel_case *c = case_new(seed, dtypes[t], &options);
+            const guarded *ones[] = {&c->v[0], &c->dout};
+            for (int i = 0; i < 2; i++)
+                for (int64_t j = 0; j < ones[i]->elements; j++) {
+                    const double x = get_element(ones[i]->tensor.data, dtypes[t], j);
+                    if (!isnan(x)) set_element(ones[i]->tensor.data, dtypes[t], j, 1 + x / 16);
+                }
+            case_forward_reference(c);
+            for (int i = 0; KERNEL_AT(i, dtypes[t]); i++) {
+                case_forward(c, KERNEL_AT(i, dtypes[t]), workers, true);
+                case_check_forward(c, KERNEL_AT(i, dtypes[t])->name, seed, true);
+            }
+            check_backward_and_free(c, dtypes[t], seed, workers);
+        }
+    ra_workers_destroy(workers);
+}
+
 /* Values near the smallest numbers: no weight may be so small that their products vanish. (f16 has no such values.) */
 static void forward_keeps_values_that_are_tiny(void **state) {
     (void)state;
@@ -456,6 +490,7 @@ int main(void) {
         cmocka_unit_test(forward_agrees_with_float64_on_scores_of_tens),
         cmocka_unit_test(forward_agrees_with_float64_over_many_key_blocks),
         cmocka_unit_test(forward_follows_scores_that_grow_without_bound),
+        cmocka_unit_test(long_sums_of_one_sign_are_right),
         cmocka_unit_test(forward_keeps_values_that_are_tiny),
         cmocka_unit_test(forward_drops_the_same_pairs_as_the_definition),
         cmocka_unit_test(backward_agrees_with_float64_on_random_items),

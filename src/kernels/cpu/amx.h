@@ -325,15 +325,37 @@ static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64
 
 /* ------------------------------------------------------------------------------------------------------- products */
 
+/* What the tiles hold: sums that are owed to c, or to be added to it. f32 rounds at every sum, so that a long one is formed in
+ * parts: a product of it begins at nothing, goes to `room`, and is added to c by vectors. Of others the tiles begin with c. */
+typedef struct debt {
+    float *c; /* NULL: nothing */
+    bool adds;
+    float *room;
+} debt;
+
+INLINE void add_tile(float *c, const float *room) {
+    for (int i = 0; i < SUMS; i += 16) store(c + i, load(c + i) + load(room + i));
+}
+
+#define PAY(i, offset)                                                                                                         \
+    do {                                                                                                                       \
+        if (PIECES == 3 && adds_) {                                                                                            \
+            TILE_STORE(i, room_ + (offset), 64);                                                                               \
+            add_tile(owed_ + (offset), room_ + (offset));                                                                      \
+        } else {                                                                                                               \
+            TILE_STORE(i, owed_ + (offset), 64);                                                                               \
+        }                                                                                                                      \
+    } while (0)
+
 /* Tile i of C goes where it is owed, and begins anew in the first step. */
 #define SETTLE_AND(i, offset)                                                                                                  \
     do {                                                                                                                       \
         if (owed_) {                                                                                                           \
-            TILE_STORE(i, owed_ + (offset), 64);                                                                               \
+            PAY(i, offset);                                                                                                    \
             TILE_REST();                                                                                                       \
         }                                                                                                                      \
         if (!first_) break;                                                                                                    \
-        if (!add) {                                                                                                            \
+        if (!add || PIECES == 3) {                                                                                             \
             TILE_ZERO(i);                                                                                                      \
             break;                                                                                                             \
         }                                                                                                                      \
@@ -465,22 +487,34 @@ enum { TURNS = 38, SMALL_TURNS = 32 };
  * most of what a store takes. B streams past the first cache; A if a kernel has too much of it there (load_a: TILE_LOAD or
  * TILE_STREAM). */
 #define PRODUCT_IN(function, load_a, work_type, unit, unit_call, small_first)                                                  \
-    function(float **owed, float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth, const bool add,      \
+    function(debt *owed, float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth, const bool add,        \
              work_type *work, const int64_t from, const int64_t to) {                                                          \
         __asm__ volatile("" ::: "memory"); /* compilers do not know that a tile load reads memory */                           \
-        float *owed_ = *owed;                                                                                                  \
+        float *owed_ = owed->c;                                                                                                \
+        const bool adds_ = owed->adds;                                                                                         \
+        float *const room_ = owed->room;                                                                                       \
         ALL_STEPS(UNROLL_STEPS &&__builtin_constant_p(depth), load_a, unit, unit_call, small_first);                           \
-        *owed = c;                                                                                                             \
+        owed->c = c;                                                                                                           \
+        owed->adds = add;                                                                                                      \
+        (void)adds_, (void)room_;                                                                                              \
     }
+/* Where depth is known there is one for every call, as it knows what `add` is then. */
+#ifndef RA_AMX_EMULATED
+#define PRODUCT_FUNCTION INLINE
+#define SMALL_FIRST (__builtin_constant_p(add) && !add)
+#else
+#define PRODUCT_FUNCTION static __attribute__((noinline))
+#define SMALL_FIRST (!add)
+#endif
 #if PIECES == 1
-#define PRODUCT(name, load_a, work_type, unit) PRODUCT_IN(INLINE void name, load_a, work_type, unit, unit, false)
+#define PRODUCT(name, load_a, work_type, unit) PRODUCT_IN(PRODUCT_FUNCTION void name, load_a, work_type, unit, unit, false)
 #define ALL_STEPS(known, load_a, unit, unit_call, small_first)                                                                 \
     if (known) STEPS(ALL_PIECES, TURNS, load_a, unit, "GCC unroll 8");                                                         \
     else STEPS(ALL_PIECES, TURNS, load_a, unit, "GCC unroll 1")
 #else /* Where depth is not known units are called: there are too many turns to write them out. */
 #define PRODUCT(name, load_a, work_type, unit)                                                                                 \
     static __attribute__((noinline)) void name##_call(work_type *work, int64_t i) { unit(work, i); }                           \
-    PRODUCT_IN(INLINE void name, load_a, work_type, unit, name##_call, __builtin_constant_p(add) && !add)
+    PRODUCT_IN(PRODUCT_FUNCTION void name, load_a, work_type, unit, name##_call, SMALL_FIRST)
 #define STEPS_OF(pieces, turns, known, load_a, unit, unit_call)                                                                \
     if ((known) && (to - from) % depth == 0) EQUAL_STEPS(pieces, turns, load_a, unit, "GCC unroll 16")                         \
     else STEPS(pieces, turns, load_a, unit_call, "GCC unroll 1")
@@ -509,20 +543,23 @@ enum { TURNS = 38, SMALL_TURNS = 32 };
 /* Nothing but the product: name(..., NO_WORK). One of several pieces takes so long that a call is nothing. */
 #define NO_UNIT(work, unit) ((void)(work), (void)(unit))
 #if PIECES == 1
-#define PRODUCT_ALONE(name, load_a) PRODUCT_IN(INLINE void name, load_a, void, NO_UNIT, NO_UNIT, false)
+#define PRODUCT_ALONE(name, load_a) PRODUCT_IN(PRODUCT_FUNCTION void name, load_a, void, NO_UNIT, NO_UNIT, false)
 #else
 #define PRODUCT_ALONE(name, load_a) PRODUCT_IN(static __attribute__((noinline)) void name, load_a, void, NO_UNIT, NO_UNIT, !add)
 #endif
 #define NO_WORK NULL, 0, 0
 
-/* Stores what is owed. */
-INLINE void settle(float **owed) {
-    if (!*owed) return;
-    TILE_STORE(0, *owed, 64);
-    TILE_STORE(1, *owed + 2 * SUMS, 64);
-    TILE_STORE(2, *owed + SUMS, 64);
-    TILE_STORE(3, *owed + 3 * SUMS, 64);
-    *owed = NULL;
+/* Pays what is owed. */
+INLINE void settle(debt *owed) {
+    float *const owed_ = owed->c, *const room_ = owed->room;
+    const bool adds_ = owed->adds;
+    (void)adds_, (void)room_;
+    if (!owed_) return;
+    PAY(0, 0);
+    PAY(1, 2 * SUMS);
+    PAY(2, SUMS);
+    PAY(3, 3 * SUMS);
+    owed->c = NULL;
 }
 
 #endif

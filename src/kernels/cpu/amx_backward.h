@@ -26,6 +26,7 @@ INLINE int64_t most_keys(const ra_problem *problem) {
 
 typedef struct backward_space {
     _Alignas(64) float s[2][4 * SUMS], dp[2][4 * SUMS];                              /* a square, transposed */
+    _Alignas(64) float room[4 * SUMS];                                               /* debt */
     _Alignas(64) uint16_t p[2][BLOCK / SQUARE * STEP], ds[2][BLOCK / SQUARE * STEP]; /* a chunk: [rows/32], tiles of A */
     _Alignas(64) uint16_t rows[PIECES * SQUARE * MAX_DIM], along[PIECES * SQUARE * MAX_DIM];
     /* Laid out by backward_arrays, all in the order in which they are read. */
@@ -70,7 +71,7 @@ typedef struct tile_job {
     int64_t from, to;                                   /* chunks that some row meets */
     int64_t begin[BLOCK / SQUARE], end[BLOCK / SQUARE]; /* columns that every row of a group meets */
     float scale;                                        /* of scores, to base 2 */
-    float *owed;                                        /* what the tiles hold: PRODUCT */
+    debt owed;
     const ra_backward_step *step;
     const ra_place *place;
     int64_t ahead, ahead_end; /* rows of the next block that are still to be fetched */
@@ -424,6 +425,7 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
                   .depth = width / SQUARE,
                   .chunks = ra_ceil_div(last - first, SQUARE),
                   .scale = (float)(problem->scale * LOG2_E),
+                  .owed = {.room = f->room},
                   .step = step,
                   .place = place};
     uint32_t stored = 0;                               /* blocks whose dQ is in its place */

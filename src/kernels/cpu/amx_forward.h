@@ -37,6 +37,7 @@ INLINE int64_t most_rows(const ra_problem *problem) { return ra_min(QUERIES, SUM
 typedef struct forward_space {
     _Alignas(64) float s[2][4 * SUMS];                   /* scores of this step and of the next */
     _Alignas(64) uint16_t p[2][MAX_DIM / SQUARE * STEP]; /* weights of this block and of the one before: A's tiles */
+    _Alignas(64) float room[4 * SUMS];                   /* debt */
     vec sums[2][STRIP];                                  /* of the weights of a strip's rows, before a step and after it */
     _Alignas(64) uint16_t rows[PIECES * SQUARE * MAX_DIM];
     const uint16_t *k, *v;   /* the packed keys of a chunk */
@@ -90,7 +91,7 @@ typedef struct strip {
     float scale;        /* of scores, to base 2 */
     bool shrunk;        /* some row's shrink is not 1 */
     bool fresh;         /* forward_space */
-    float *owed;        /* what the tiles hold: PRODUCT */
+    debt owed;
     ahead *ahead;
 } strip;
 
@@ -290,6 +291,7 @@ INLINE void walk(strip *t, const int64_t depth) {
 static void forward_strip(forward_space *f, const ra_problem *problem, int64_t row, int64_t first, int64_t last, ahead *a) {
     const int64_t depth = padded(problem->head_dim) / SQUARE;
     strip t = {.f = f,
+               .owed = {.room = f->room},
                .row = row,
                .depth = depth,
                .first = first,
