@@ -73,23 +73,24 @@ static inline float portable_highest(portable_vec x) {
 #define VEC_STORE_F16(p, x) portable_store_f16(p, x)
 #define VEC_TO_BF16(low, high) portable_to_bf16(low, high)
 
-/* Tiles of a thread. What is read before tiles are on, or after, is NaN. */
+/* Tiles of a thread. What is read before tiles are on, or after, is NaN. Functions of their own, for hundreds of calls. */
+#define PORTABLE_TILE static __attribute__((noinline, unused)) void
 static _Thread_local uint32_t portable_tiles[8][16][16];
 /* Word by word: the thread sanitizer does not see what a memcpy reads that becomes instructions. */
 typedef uint32_t portable_word __attribute__((may_alias, aligned(2)));
 
 static inline void portable_tiles_reset(void) { memset(portable_tiles, 0xff, sizeof portable_tiles); }
-static inline void portable_tile_load(int t, const void *p, int64_t stride) {
+PORTABLE_TILE portable_tile_load(int t, const void *p, int64_t stride) {
     for (int i = 0; i < 16; i++)
         for (int j = 0; j < 16; j++)
             portable_tiles[t][i][j] = ((const portable_word *)(const void *)((const char *)p + i * stride))[j];
 }
-static inline void portable_tile_store(int t, void *p, int64_t stride) {
+PORTABLE_TILE portable_tile_store(int t, void *p, int64_t stride) {
     for (int i = 0; i < 16; i++) memcpy((char *)p + i * stride, portable_tiles[t][i], 64);
 }
 /* Subnormal operands and sums are 0. */
 static inline float portable_operand(uint32_t x) { return x & 0x7f80 ? ra_bf16_to_f32((uint16_t)x) : 0; }
-static inline void portable_tile_dot(int c, int a, int b) {
+PORTABLE_TILE portable_tile_dot(int c, int a, int b) {
     float x[16][32], y[32][16];
     for (int i = 0; i < 16; i++)
         for (int k = 0; k < 32; k++) {
