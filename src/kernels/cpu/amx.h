@@ -299,267 +299,33 @@ static inline void pack_rows(uint16_t *tiles, rows32 rows, int64_t width) {
             *(halves_any *)tiles = *(const halves_any *)(rows.data + i * rows.stride + d);
 }
 
-/* 32 rows across: [width/32][piece][2] tiles. */
+/* 32 rows across: [width/32][piece][2] tiles; and tile i of them. */
+INLINE void pack_tile_across(uint16_t *tiles, rows32 rows, int64_t i) {
+    const int64_t d = i / (2 * PIECES) * 32, row = i % (2 * PIECES) * 16;
+    transpose((float *)(void *)(tiles + i * TILE), 16, (const float *)(const void *)(rows.data + row * rows.stride + d),
+              rows.stride / 2);
+}
 static inline void pack_across(uint16_t *tiles, rows32 rows, int64_t width) {
-    for (int64_t d = 0; d < width; d += 32)
-        for (int64_t i = 0; i < PIECES * SQUARE; i += 16, tiles += TILE)
-            transpose((float *)(void *)tiles, 16, (const float *)(const void *)(rows.data + i * rows.stride + d),
-                      rows.stride / 2);
+    for (int64_t i = 0; i < width / 16 * PIECES; i++) pack_tile_across(tiles, rows, i);
 }
 
-/* 32 rows along: [piece][2] tiles for every 32 columns, `step` elements apart. */
+/* 32 rows along: [piece][2] tiles for every 32 columns, `step` elements apart; and the two tiles i of them. */
+INLINE void pack_tiles_along(uint16_t *tiles, rows32 rows, int64_t step, int64_t i) {
+    const uint16_t *from = rows.data + i % PIECES * SQUARE * rows.stride + i / PIECES * 32;
+    uint16_t *to = tiles + i / PIECES * step + i % PIECES * 2 * TILE;
+    for (int64_t row = 0; row < 16; row++) {
+        const halves low = *(const halves_any *)(from + row * rows.stride);
+        const halves high = *(const halves_any *)(from + (row + 16) * rows.stride);
+        *(halves_any *)(to + row * 32) =
+            __builtin_shufflevector(low, high, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42, 11,
+                                    43, 12, 44, 13, 45, 14, 46, 15, 47);
+        *(halves_any *)(to + TILE + row * 32) =
+            __builtin_shufflevector(low, high, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25, 57,
+                                    26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
+    }
+}
 static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64_t step) {
-    for (int64_t d = 0; d < width; d += 32, tiles += step)
-        for (int64_t i = 0; i < PIECES * 16; i++) {
-            const int64_t row = i / 16 * SQUARE + i % 16;
-            const halves low = *(const halves_any *)(rows.data + row * rows.stride + d);
-            const halves high = *(const halves_any *)(rows.data + (row + 16) * rows.stride + d);
-            *(halves_any *)(tiles + row * 32) =
-                __builtin_shufflevector(low, high, 0, 32, 1, 33, 2, 34, 3, 35, 4, 36, 5, 37, 6, 38, 7, 39, 8, 40, 9, 41, 10, 42,
-                                        11, 43, 12, 44, 13, 45, 14, 46, 15, 47);
-            *(halves_any *)(tiles + TILE + row * 32) =
-                __builtin_shufflevector(low, high, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53, 22, 54, 23, 55, 24, 56, 25,
-                                        57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63);
-        }
-}
-
-/* ------------------------------------------------------------------------------------------------------- products */
-
-/* What the tiles hold: sums that are owed to c, or to be added to it. f32 rounds at every sum, so that a long one is formed in
- * parts: a product of it begins at nothing, goes to `room`, and is added to c by vectors. Of others the tiles begin with c. */
-typedef struct debt {
-    float *c; /* NULL: nothing */
-    bool adds;
-    float *room;
-} debt;
-
-INLINE void add_tile(float *c, const float *room) {
-    for (int i = 0; i < SUMS; i += 16) store(c + i, load(c + i) + load(room + i));
-}
-
-#define PAY(i, offset)                                                                                                         \
-    do {                                                                                                                       \
-        if (PIECES == 3 && adds_) {                                                                                            \
-            TILE_STORE(i, room_ + (offset), 64);                                                                               \
-            add_tile(owed_ + (offset), room_ + (offset));                                                                      \
-        } else {                                                                                                               \
-            TILE_STORE(i, owed_ + (offset), 64);                                                                               \
-        }                                                                                                                      \
-    } while (0)
-
-/* Tile i of C goes where it is owed, and begins anew in the first step. */
-#define SETTLE_AND(i, offset)                                                                                                  \
-    do {                                                                                                                       \
-        if (owed_) {                                                                                                           \
-            PAY(i, offset);                                                                                                    \
-            TILE_REST();                                                                                                       \
-        }                                                                                                                      \
-        if (!first_) break;                                                                                                    \
-        if (!add || PIECES == 3) {                                                                                             \
-            TILE_ZERO(i);                                                                                                      \
-            break;                                                                                                             \
-        }                                                                                                                      \
-        TILE_LOAD(i, c + (offset), 64);                                                                                        \
-        TILE_REST();                                                                                                           \
-    } while (0)
-
-/* The share of units [from, to) that is due when `part` of `parts` is done. */
-INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { return from + (to - from) * part / parts; }
-
-#ifndef UNROLL_STEPS
-#define UNROLL_STEPS true /* where depth is known, so that units and their places are */
-#endif
-
-/* Behind a tile instruction of a product, `part_` of `parts_`: its share of the units. */
-#define TURN(unit, unroll)                                                                                                     \
-    do {                                                                                                                       \
-        const int64_t begin_ = due_at(from_, to_, part_, parts_), end_ = due_at(from_, to_, part_ + 1, parts_);                \
-        part_++;                                                                                                               \
-        if (begin_ == end_) TILE_REST();                                                                                       \
-        _Pragma(unroll) for (int64_t unit_ = begin_; unit_ < end_; unit_++) unit(work, unit_);                                 \
-    } while (0)
-
-/* A product of pieces: both of them new in the tiles, or that of A, or that of B. */
-#define NEW_PIECES(of_a, of_b, load_a, unit, unroll)                                                                           \
-    load_a(4, a + (of_a)*2 * TILE, 64);                                                                                        \
-    TURN(unit, unroll);                                                                                                        \
-    TILE_STREAM(6, b + (of_b)*2 * TILE, 64);                                                                                   \
-    TURN(unit, unroll);                                                                                                        \
-    load_a(5, a + (of_a)*2 * TILE + TILE, 64);                                                                                 \
-    TURN(unit, unroll);                                                                                                        \
-    SETTLE_AND(0, 0);                                                                                                          \
-    TILE_DOT(0, 4, 6);                                                                                                         \
-    TURN(unit, unroll);                                                                                                        \
-    TILE_STREAM(7, b + (of_b)*2 * TILE + TILE, 64);                                                                            \
-    TURN(unit, unroll);                                                                                                        \
-    SETTLE_AND(2, SUMS);                                                                                                       \
-    TILE_DOT(2, 5, 6);                                                                                                         \
-    TURN(unit, unroll);                                                                                                        \
-    SETTLE_AND(1, 2 * SUMS);                                                                                                   \
-    TILE_DOT(1, 4, 7);                                                                                                         \
-    TURN(unit, unroll);                                                                                                        \
-    SETTLE_AND(3, 3 * SUMS);                                                                                                   \
-    TILE_DOT(3, 5, 7);                                                                                                         \
-    TURN(unit, unroll)
-#define NEW_A(of_a, load_a, unit, unroll)                                                                                      \
-    load_a(4, a + (of_a)*2 * TILE, 64);                                                                                        \
-    TURN(unit, unroll);                                                                                                        \
-    TILE_DOT(0, 4, 6);                                                                                                         \
-    TURN(unit, unroll);                                                                                                        \
-    load_a(5, a + (of_a)*2 * TILE + TILE, 64);                                                                                 \
-    TURN(unit, unroll);                                                                                                        \
-    TILE_DOT(1, 4, 7);                                                                                                         \
-    TURN(unit, unroll);                                                                                                        \
-    TILE_DOT(2, 5, 6);                                                                                                         \
-    TURN(unit, unroll);                                                                                                        \
-    TILE_DOT(3, 5, 7);                                                                                                         \
-    TURN(unit, unroll)
-#define NEW_B(of_b, unit, unroll)                                                                                              \
-    TILE_STREAM(6, b + (of_b)*2 * TILE, 64);                                                                                   \
-    TURN(unit, unroll);                                                                                                        \
-    TILE_DOT(0, 4, 6);                                                                                                         \
-    TURN(unit, unroll);                                                                                                        \
-    TILE_STREAM(7, b + (of_b)*2 * TILE + TILE, 64);                                                                            \
-    TURN(unit, unroll);                                                                                                        \
-    TILE_DOT(2, 5, 6);                                                                                                         \
-    TURN(unit, unroll);                                                                                                        \
-    TILE_DOT(1, 4, 7);                                                                                                         \
-    TURN(unit, unroll);                                                                                                        \
-    TILE_DOT(3, 5, 7);                                                                                                         \
-    TURN(unit, unroll)
-
-/* A step of depth: so many tile instructions. Of two neighbouring products of pieces one stays. */
-#if PIECES == 1
-enum { TURNS = 8 };
-#define ALL_PIECES(load_a, unit, unroll) NEW_PIECES(0, 0, load_a, unit, unroll)
-#elif PIECES == 2
-enum { TURNS = 26 };
-#define ALL_PIECES(load_a, unit, unroll)                                                                                       \
-    NEW_PIECES(1, 1, load_a, unit, unroll);                                                                                    \
-    NEW_B(0, unit, unroll);                                                                                                    \
-    NEW_A(0, load_a, unit, unroll);                                                                                            \
-    NEW_B(1, unit, unroll)
-#else
-enum { TURNS = 38, SMALL_TURNS = 32 };
-#define ALL_PIECES(load_a, unit, unroll)                                                                                       \
-    SMALL_PIECES(load_a, unit, unroll);                                                                                        \
-    NEW_A(0, load_a, unit, unroll)
-/* All but the product of the largest. */
-#define SMALL_PIECES(load_a, unit, unroll)                                                                                     \
-    NEW_PIECES(0, 2, load_a, unit, unroll);                                                                                    \
-    NEW_B(1, unit, unroll);                                                                                                    \
-    NEW_A(1, load_a, unit, unroll);                                                                                            \
-    NEW_B(0, unit, unroll);                                                                                                    \
-    NEW_A(2, load_a, unit, unroll)
-#endif
-
-/* All steps of depth. In the second form every step has as many units as the others, and is the same code. */
-#define STEPS(pieces, turns, load_a, unit, unroll)                                                                             \
-    do {                                                                                                                       \
-        const int64_t from_ = from, to_ = to, parts_ = (turns)*depth;                                                          \
-        int64_t part_ = 0;                                                                                                     \
-        _Pragma(unroll) for (int64_t step_ = 0; step_ < depth; step_++) {                                                      \
-            const bool first_ = step_ == 0;                                                                                    \
-            pieces(load_a, unit, unroll);                                                                                      \
-            a += STEP;                                                                                                         \
-            b += b_step;                                                                                                       \
-            owed_ = NULL;                                                                                                      \
-        }                                                                                                                      \
-    } while (0)
-#define EQUAL_STEPS(pieces, turns, load_a, unit, unroll)                                                                       \
-    _Pragma("GCC unroll 1") for (int64_t step_ = 0; step_ < depth; step_++) {                                                  \
-        const int64_t from_ = from + (to - from) / depth * step_, to_ = from_ + (to - from) / depth, parts_ = turns;           \
-        int64_t part_ = 0;                                                                                                     \
-        const bool first_ = step_ == 0;                                                                                        \
-        pieces(load_a, unit, unroll);                                                                                          \
-        a += STEP;                                                                                                             \
-        b += b_step;                                                                                                           \
-        owed_ = NULL;                                                                                                          \
-    }
-
-/* C = A B, or += with `add`, `depth` steps of 32 deep, of which each moves B by b_step elements; and units [from, to) of other
- * work, which must not touch C, dealt out evenly behind the tile instructions. A processor looks ahead some 500 instructions,
- * so tiles and vectors are computed at the same time. Where the other thread of its core is busy it looks ahead half as far,
- * and a tile instruction takes half as long again if there was another within the 8 instructions before it: hence a turn behind
- * every single one.
- *
- * C stays in the tiles: they are owed to memory, and the next product stores each of them when it needs the tile, which hides
- * most of what a store takes. B streams past the first cache; A if a kernel has too much of it there (load_a: TILE_LOAD or
- * TILE_STREAM). */
-#define PRODUCT_IN(function, load_a, work_type, unit, unit_call, small_first)                                                  \
-    function(debt *owed, float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth, const bool add,        \
-             work_type *work, const int64_t from, const int64_t to) {                                                          \
-        __asm__ volatile("" ::: "memory"); /* compilers do not know that a tile load reads memory */                           \
-        float *owed_ = owed->c;                                                                                                \
-        const bool adds_ = owed->adds;                                                                                         \
-        float *const room_ = owed->room;                                                                                       \
-        ALL_STEPS(UNROLL_STEPS &&__builtin_constant_p(depth), load_a, unit, unit_call, small_first);                           \
-        owed->c = c;                                                                                                           \
-        owed->adds = add;                                                                                                      \
-        (void)adds_, (void)room_;                                                                                              \
-    }
-/* Where depth is known there is one for every call, as it knows what `add` is then. */
-#ifndef RA_AMX_EMULATED
-#define PRODUCT_FUNCTION INLINE
-#define SMALL_FIRST (__builtin_constant_p(add) && !add)
-#else
-#define PRODUCT_FUNCTION static __attribute__((noinline))
-#define SMALL_FIRST (!add)
-#endif
-#if PIECES == 1
-#define PRODUCT(name, load_a, work_type, unit) PRODUCT_IN(PRODUCT_FUNCTION void name, load_a, work_type, unit, unit, false)
-#define ALL_STEPS(known, load_a, unit, unit_call, small_first)                                                                 \
-    if (known) STEPS(ALL_PIECES, TURNS, load_a, unit, "GCC unroll 8");                                                         \
-    else STEPS(ALL_PIECES, TURNS, load_a, unit, "GCC unroll 1")
-#else /* Where depth is not known units are called: there are too many turns to write them out. */
-#define PRODUCT(name, load_a, work_type, unit)                                                                                 \
-    static __attribute__((noinline)) void name##_call(work_type *work, int64_t i) { unit(work, i); }                           \
-    PRODUCT_IN(PRODUCT_FUNCTION void name, load_a, work_type, unit, name##_call, SMALL_FIRST)
-#define STEPS_OF(pieces, turns, known, load_a, unit, unit_call)                                                                \
-    if ((known) && (to - from) % depth == 0) EQUAL_STEPS(pieces, turns, load_a, unit, "GCC unroll 16")                         \
-    else STEPS(pieces, turns, load_a, unit_call, "GCC unroll 1")
-#if PIECES == 2
-#define ALL_STEPS(known, load_a, unit, unit_call, small_first) STEPS_OF(ALL_PIECES, TURNS, known, load_a, unit, unit_call)
-#else
-/* f32 rounds at every sum. What begins at nothing stays small, and so do its errors, until the products of the largest pieces
- * are added to it: scores of tens need that. */
-#define ALL_STEPS(known, load_a, unit, unit_call, small_first)                                                                 \
-    if (small_first) {                                                                                                         \
-        STEPS_OF(SMALL_PIECES, SMALL_TURNS, known, load_a, unit, unit_call);                                                   \
-        a -= depth * STEP;                                                                                                     \
-        b -= depth * b_step;                                                                                                   \
-        for (int64_t step_ = 0; step_ < depth; step_++, a += STEP, b += b_step) {                                              \
-            const bool first_ = false;                                                                                         \
-            const int64_t from_ = 0, to_ = 0, parts_ = 1;                                                                      \
-            int64_t part_ = 0;                                                                                                 \
-            NEW_PIECES(0, 0, load_a, NO_UNIT, "GCC unroll 1");                                                                 \
-        }                                                                                                                      \
-    } else {                                                                                                                   \
-        STEPS_OF(ALL_PIECES, TURNS, known, load_a, unit, unit_call);                                                           \
-    }
-#endif
-#endif
-
-/* Nothing but the product: name(..., NO_WORK). One of several pieces takes so long that a call is nothing. */
-#define NO_UNIT(work, unit) ((void)(work), (void)(unit))
-#if PIECES == 1
-#define PRODUCT_ALONE(name, load_a) PRODUCT_IN(PRODUCT_FUNCTION void name, load_a, void, NO_UNIT, NO_UNIT, false)
-#else
-#define PRODUCT_ALONE(name, load_a) PRODUCT_IN(static __attribute__((noinline)) void name, load_a, void, NO_UNIT, NO_UNIT, !add)
-#endif
-#define NO_WORK NULL, 0, 0
-
-/* Pays what is owed. */
-INLINE void settle(debt *owed) {
-    float *const owed_ = owed->c, *const room_ = owed->room;
-    const bool adds_ = owed->adds;
-    (void)adds_, (void)room_;
-    if (!owed_) return;
-    PAY(0, 0);
-    PAY(1, 2 * SUMS);
-    PAY(2, SUMS);
-    PAY(3, 3 * SUMS);
-    owed->c = NULL;
+    for (int64_t i = 0; i < width / 32 * PIECES; i++) pack_tiles_along(tiles, rows, step, i);
 }
 
 #endif

@@ -8,15 +8,16 @@
  *
  * The rows of a tile come in blocks. A chunk is 32 keys against all rows of a block. In a step the vector unit differentiates
  * one square, while the tile unit computes S^T and dP^T of the next square and works on dV and dK of the chunk before: as many
- * products as the square takes, wherever that is in the list of pieces (32 columns of dV or dK).
+ * products as the square takes, wherever that is in the list of pieces (32 columns of dV or dK). While it computes dQ^T, which
+ * needs Q and dO no more, the vector unit packs those of the next block in their place.
  */
-#include "kernels/cpu/amx.h"
+#include "kernels/cpu/amx_products.h"
 
 enum {
     BLOCK = PIECES < 3 ? 256 : 128, /* rows at a time */
-    ROWS = 4096,    /* of a tile: one packing of its keys serves them all, and dK and dV of them are summed where they are */
-    COLUMNS = 1024, /* keys of a tile at most */
-    KEPT = PIECES == 1 ? 65536 : 32768, /* elements of them at most: all of a tile's keys stays in the second cache */
+    ROWS = 4096, /* of a tile: one packing of its keys serves them all, and dK and dV of them are summed where they are */
+    COLUMNS = PIECES == 1 ? 1024 : 512, /* keys of a tile at most */
+    KEPT = 65536,                       /* elements of them at most: most of a tile's keys stays in the second cache */
 };
 
 /* Keys of a tile. */
@@ -64,17 +65,25 @@ static int64_t backward_arrays(const ra_problem *problem, char *base, backward_s
 
 /* --------------------------------------------------------------------------------------------------------- squares */
 
+/* Rows of a tile that are packed. */
+typedef struct row_block {
+    int64_t begin, end;
+    int64_t groups;                                    /* squares of rows */
+    int64_t from, to;                                  /* chunks that some row meets; none: from >= to */
+    int64_t low[BLOCK / SQUARE], high[BLOCK / SQUARE]; /* columns that every row of a group meets */
+} row_block;
+
 typedef struct tile_job {
     backward_space *f;
-    int64_t depth;                                      /* of the head dimension, in squares */
-    int64_t groups, chunks;                             /* squares of rows, of keys */
-    int64_t from, to;                                   /* chunks that some row meets */
-    int64_t begin[BLOCK / SQUARE], end[BLOCK / SQUARE]; /* columns that every row of a group meets */
-    float scale;                                        /* of scores, to base 2 */
-    debt owed;
     const ra_backward_step *step;
     const ra_place *place;
-    int64_t ahead, ahead_end; /* rows of the next block that are still to be fetched */
+    int64_t rows_end;    /* of the tile */
+    int64_t first, last; /* its keys */
+    int64_t depth;       /* of the head dimension, in squares */
+    int64_t chunks;      /* squares of keys */
+    float scale;         /* of scores, to base 2 */
+    row_block block;
+    debt owed;
 } tile_job;
 
 /* Differentiation of a square, in units of 16 elements of P^T or of dS^T. Keys k and k + 16 come together, a pair. */
@@ -133,10 +142,10 @@ PRODUCT_ALONE(multiply_alone, TILE_STREAM)
 
 /* The operands of S^T and dP^T of a square. */
 #define SQUARE_SCORES(t, chunk, group, depth)                                                                                  \
-    (t)->f->s[((chunk) * (t)->groups + (group)) & 1], (t)->f->k + (chunk) * (depth)*STEP,                                      \
+    (t)->f->s[((chunk) * (t)->block.groups + (group)) & 1], (t)->f->k + (chunk) * (depth)*STEP,                                \
         (t)->f->q_across + (group) * (depth)*STEP, STEP, depth
 #define SQUARE_SLOPES(t, chunk, group, depth)                                                                                  \
-    (t)->f->dp[((chunk) * (t)->groups + (group)) & 1], (t)->f->v + (chunk) * (depth)*STEP,                                     \
+    (t)->f->dp[((chunk) * (t)->block.groups + (group)) & 1], (t)->f->v + (chunk) * (depth)*STEP,                               \
         (t)->f->dout_across + (group) * (depth)*STEP, STEP, depth
 
 /* How far dV and dK of a chunk have come: `piece` counts 32 columns of dV, then of dK; `group` the rows that are in it. */
@@ -152,10 +161,10 @@ INLINE void add_to_piece(tile_job *t, progress *g, const int64_t products, const
     const int64_t column = g->piece % depth;
     multiply_and_differentiate(&t->owed, (values ? f->dv : f->dk) + (g->chunk * depth + column) * 4 * SUMS,
                                (values ? f->p : f->ds)[g->chunk & 1] + g->group * STEP,
-                               (values ? f->dout_along : f->q_along) + (column * t->groups + g->group) * STEP, STEP, products,
-                               g->group > 0 || f->summed[g->chunk], work, from, to);
+                               (values ? f->dout_along : f->q_along) + (column * t->block.groups + g->group) * STEP, STEP,
+                               products, g->group > 0 || f->summed[g->chunk], work, from, to);
     g->group += products;
-    if (g->group < t->groups) return;
+    if (g->group < t->block.groups) return;
     g->group = 0;
     g->piece++;
     f->summed[g->chunk] |= g->piece == 2 * depth;
@@ -167,45 +176,183 @@ INLINE void add_gradients(tile_job *t, progress *g, const int64_t products, cons
                           const int64_t from, const int64_t to) {
     enum { GROUPS = BLOCK / SQUARE };
     if (g->piece == 2 * depth) return;
-    if (t->groups % products == 0) {
+    if (t->block.groups % products == 0) {
         add_to_piece(t, g, products, depth, work, from, to);
         return;
     }
-    if (PIECES > 1 && __builtin_constant_p(products) && products % GROUPS == 0 && t->groups == GROUPS) {
+    if (PIECES > 1 && __builtin_constant_p(products) && products % GROUPS == 0 && t->block.groups == GROUPS) {
         _Pragma("GCC unroll 4") for (int64_t done = 0; done < products; done += GROUPS) add_to_piece(
             t, g, GROUPS, depth, work, due_at(from, to, done, products), due_at(from, to, done + GROUPS, products));
         return;
     }
     for (int64_t done = 0, count; done < products && g->piece < 2 * depth; done += count) {
-        count = ra_min(products - done, t->groups - g->group);
+        count = ra_min(products - done, t->block.groups - g->group);
         add_to_piece(t, g, count, depth, work, due_at(from, to, done, products), due_at(from, to, done + count, products));
     }
 }
 
-/* Every square lets some rows of the next block come into the second cache. */
-INLINE void fetch_ahead_backward(tile_job *t) {
-    const ra_tensor *q = &t->step->q, *dout = &t->step->dout;
-    const int64_t share = ra_ceil_div(BLOCK, t->groups * (t->to - t->from)), end = ra_min(t->ahead + share, t->ahead_end);
-    for (; t->ahead < end; t->ahead++)
-        for (int64_t d = 0; d < t->place->problem->head_dim; d += 64 / (int64_t)sizeof(element)) {
-            __builtin_prefetch((const element *)q->data + ra_place_at(t->place, q, t->ahead) + d, 0, 2);
-            __builtin_prefetch((const element *)dout->data + ra_place_at(t->place, dout, t->ahead) + d, 0, 2);
-        }
+/* ------------------------------------------------------------------------------------------------------------ rows */
+
+/* Does every row meet every key? (Intervals move up with the position.) */
+static bool meet_all(const ra_place *place, int64_t begin, int64_t end, int64_t first, int64_t last) {
+    int64_t low[2], high[2];
+    ra_place_interval(place, begin, &low[0], &high[0]);
+    ra_place_interval(place, end - 1, &low[1], &high[1]);
+    return ra_max(low[0], low[1]) <= first && ra_min(high[0], high[1]) >= last;
 }
+
+/* Takes on the block of rows that begins at `row`: what they meet, lse and delta. Their q and dout are then to be packed. */
+static void open_block(tile_job *t, int64_t row) {
+    backward_space *f = t->f;
+    const ra_place *place = t->place;
+    const int64_t rows = ra_min(BLOCK, t->rows_end - row);
+    int64_t lowest = t->last - t->first, highest = 0;
+    row_block b = {.begin = row, .end = row + rows, .groups = padded(rows) / SQUARE};
+    const bool whole = rows > 0 && meet_all(place, row, row + rows, t->first, t->last);
+    for (int64_t i = 0; i < b.groups * SQUARE; i++) {
+        const int64_t r = row + i;
+        int64_t low = 0, high = t->last;
+        float lse = -INFINITY, delta = 0;
+        if (i < rows) {
+            if (!whole) ra_place_interval(place, r, &low, &high);
+            lse = ((const float *)t->step->lse.data)[ra_place_at(place, &t->step->lse, r)];
+            delta = ((const float *)t->step->delta.data)[ra_place_at(place, &t->step->delta, r)];
+        }
+        low = ra_max(low, t->first) - t->first;
+        high = ra_min(high, t->last) - t->first;
+        const bool meets = lse != -INFINITY && low < high; /* else its q and dout may be anything */
+        f->lse[i] = meets ? plain_nan((float)((double)lse * LOG2_E)) : 0;
+        f->delta[i] = meets ? plain_nan(delta) : 0;
+        f->begin[i] = meets ? (int32_t)low : 0;
+        f->end[i] = meets ? (int32_t)high : 0;
+        const int64_t group = i / SQUARE;
+        const bool first_row = i % SQUARE == 0;
+        b.low[group] = first_row ? f->begin[i] : ra_max(b.low[group], f->begin[i]);
+        b.high[group] = first_row ? f->end[i] : ra_min(b.high[group], f->end[i]);
+        if (!meets) continue;
+        lowest = ra_min(lowest, low);
+        highest = ra_max(highest, high);
+    }
+    b.from = lowest / SQUARE;
+    b.to = ra_ceil_div(highest, SQUARE);
+    t->block = b;
+}
+
+/* The packing of a block's q and dout, in units: for every square of 32 rows those of a copy (or one, if they are packed from
+ * where they lie), then tiles across, then tiles along. */
+typedef struct loading {
+    tile_job *t;
+    bool dout;     /* else q */
+    int64_t group; /* the square */
+    int64_t unit;  /* the next of its units */
+    int64_t units; /* of all squares */
+    rows32 rows;
+} loading;
+
+enum { COPY_UNITS = PIECES == 1 ? 1 : SQUARE };
+INLINE int64_t across_units(const tile_job *t) { return 2 * t->depth * PIECES; }
+INLINE int64_t along_units(const tile_job *t) { return t->depth * PIECES; }
+INLINE int64_t square_units(const tile_job *t) { return COPY_UNITS + across_units(t) + along_units(t); }
+
+static loading loading_of(tile_job *t) {
+    const row_block *b = &t->block;
+    return (loading){.t = t, .units = b->from < b->to ? 2 * b->groups * square_units(t) : 0};
+}
+
+/* Lets row i of the next square come near: rows that lie apart are no stream that a processor sees coming. */
+INLINE void fetch_next(const loading *l, int64_t i) {
+    const tile_job *t = l->t;
+    const bool same = l->group + 1 < t->block.groups;
+    const ra_tensor *tensor = l->dout || !same ? &t->step->dout : &t->step->q;
+    const int64_t row = t->block.begin + (same ? (l->group + 1) * SQUARE : 0) + i;
+    if (row >= t->block.end) return;
+    const element *from = (const element *)tensor->data + ra_place_at(t->place, tensor, row);
+    for (int64_t d = 0; d < t->place->problem->head_dim; d += 64 / (int64_t)sizeof(element)) __builtin_prefetch(from + d, 0, 2);
+}
+
+/* A row of a copy, or all of a square. Zeros stand for those that meet nothing. */
+static void copy_unit(loading *l) {
+    const tile_job *t = l->t;
+    backward_space *f = t->f;
+    const ra_tensor *tensor = l->dout ? &t->step->dout : &t->step->q;
+    const int64_t row = l->group * SQUARE, dim = t->place->problem->head_dim, width = padded(dim);
+    const int32_t *begin = f->begin + row, *end = f->end + row;
+    const int64_t i = l->unit, last = i + SQUARE / COPY_UNITS;
+    for (int64_t j = i; j < last; j++) fetch_next(l, j);
+#if PIECES == 1
+    bool meet = true;
+    for (int64_t j = 0; j < SQUARE; j++) meet &= begin[j] < end[j];
+    if (meet) {
+        l->rows = take_queries(f->rows, t->place, tensor, t->block.begin + row, t->block.end);
+        return;
+    }
+#endif
+    for (int64_t j = i; j < last; j++) {
+        const element *from = (const element *)tensor->data + ra_place_at(t->place, tensor, t->block.begin + row + j);
+        copy_row(f->rows, j, begin[j] < end[j] ? from : NULL, dim, width);
+    }
+    if (last == SQUARE) give_up_tiny(f->rows, width);
+    l->rows = (rows32){f->rows, width};
+}
+
+/* The next unit. */
+static __attribute__((noinline)) void load_unit(loading *l, int64_t unit) {
+    const tile_job *t = l->t;
+    backward_space *f = t->f;
+    uint16_t *across = (l->dout ? f->dout_across : f->q_across) + l->group * t->depth * STEP,
+             *along = (l->dout ? f->dout_along : f->q_along) + l->group * STEP;
+    const int64_t i = l->unit - COPY_UNITS;
+    (void)unit; /* they come one after the other */
+    if (i < 0) copy_unit(l);
+    else if (i < across_units(t)) pack_tile_across(across, l->rows, i);
+    else pack_tiles_along(along, l->rows, t->block.groups * STEP, i - across_units(t));
+    if (++l->unit < square_units(t)) return;
+    l->unit = 0;
+    if (++l->group < t->block.groups) return;
+    l->group = 0;
+    l->dout = true;
+}
+
+/* A block whose rows are packed at once. */
+static void load_block(tile_job *t, int64_t row) {
+    open_block(t, row);
+    loading l = loading_of(t);
+    for (int64_t unit = 0; unit < l.units; unit++) load_unit(&l, unit);
+}
+
+PRODUCT(multiply_and_load, TILE_STREAM, loading, load_unit)
+
+/* dQ^T of the block, and the next one takes its place. */
+static void multiply_queries(tile_job *t) {
+    const backward_space *f = t->f;
+    const row_block b = t->block;
+    const int64_t products = t->depth * b.groups;
+    open_block(t, b.end);
+    loading l = loading_of(t);
+    for (int64_t i = 0; i < products; i++) {
+        const int64_t d = i / b.groups, g = i % b.groups;
+        multiply_and_load(&t->owed, f->dq + (g * t->depth + d) * 4 * SUMS, f->k_turned + (d * t->chunks + b.from) * STEP,
+                          f->ds_along + (g * t->chunks + b.from) * STEP, STEP, b.to - b.from, false, &l,
+                          due_at(0, l.units, i, products), due_at(0, l.units, i + 1, products));
+    }
+    settle(&t->owed);
+}
+
+/* -------------------------------------------------------------------------------------------------------- blocks */
 
 INLINE void walk_block(tile_job *t, const int64_t depth) {
     backward_space *f = t->f;
-    multiply_alone(&t->owed, SQUARE_SCORES(t, t->from, 0, depth), false, NO_WORK);
-    multiply_alone(&t->owed, SQUARE_SLOPES(t, t->from, 0, depth), false, NO_WORK);
+    const row_block *b = &t->block;
+    multiply_alone(&t->owed, SQUARE_SCORES(t, b->from, 0, depth), false, NO_WORK);
+    multiply_alone(&t->owed, SQUARE_SLOPES(t, b->from, 0, depth), false, NO_WORK);
     settle(&t->owed);
-    for (int64_t chunk = t->from; chunk < t->to; chunk++) {
-        const bool gradients = chunk > t->from;
+    for (int64_t chunk = b->from; chunk < b->to; chunk++) {
+        const bool gradients = chunk > b->from;
         progress done = {.chunk = chunk - 1};
-        for (int64_t group = 0; group < t->groups; group++) {
-            const bool last = group + 1 == t->groups, scores = !last || chunk + 1 < t->to;
-            const bool masked = t->begin[group] > chunk * SQUARE || t->end[group] < (chunk + 1) * SQUARE;
-            const int64_t square = chunk * t->groups + group, next = last ? 0 : group + 1;
-            fetch_ahead_backward(t);
+        for (int64_t group = 0; group < b->groups; group++) {
+            const bool last = group + 1 == b->groups, scores = !last || chunk + 1 < b->to;
+            const bool masked = b->low[group] > chunk * SQUARE || b->high[group] < (chunk + 1) * SQUARE;
+            const int64_t square = chunk * b->groups + group, next = last ? 0 : group + 1;
             backward_work work = {.s = f->s[square & 1],
                                   .dp = f->dp[square & 1],
                                   .lse = f->lse + group * SQUARE,
@@ -242,78 +389,12 @@ INLINE void walk_block(tile_job *t, const int64_t depth) {
             differentiate_masked(work); /* the very last square may have no mask: it comes once in a block */
         }
     }
-    progress done = {.chunk = t->to - 1};
+    progress done = {.chunk = b->to - 1};
     add_gradients(t, &done, INT64_MAX, depth, NULL, 0, 0);
-    for (int64_t d = 0; d < depth; d++)
-        for (int64_t g = 0; g < t->groups; g++)
-            multiply_alone(&t->owed, f->dq + (g * depth + d) * 4 * SUMS, f->k_turned + (d * t->chunks + t->from) * STEP,
-                           f->ds_along + (g * t->chunks + t->from) * STEP, STEP, t->to - t->from, false, NO_WORK);
-    settle(&t->owed);
+    multiply_queries(t);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- tiles */
-
-/* Does every row meet every key? (Intervals move up with the position.) */
-static bool meet_all(const ra_place *place, int64_t begin, int64_t end, int64_t first, int64_t last) {
-    int64_t low[2], high[2];
-    ra_place_interval(place, begin, &low[0], &high[0]);
-    ra_place_interval(place, end - 1, &low[1], &high[1]);
-    return ra_max(low[0], low[1]) <= first && ra_min(high[0], high[1]) >= last;
-}
-
-/* Rows [begin, end) of a tile with keys [first, last). False if they meet none. */
-static bool load_block(tile_job *t, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
-                       int64_t first, int64_t last) {
-    backward_space *f = t->f;
-    const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, all = padded(rows);
-    int64_t lowest = last - first, highest = 0;
-    t->groups = all / SQUARE;
-    const bool whole = meet_all(place, begin, end, first, last);
-    for (int64_t i = 0; i < all; i++) {
-        const int64_t r = begin + i;
-        int64_t low = 0, high = last;
-        float lse = -INFINITY, delta = 0;
-        if (i < rows) {
-            if (!whole) ra_place_interval(place, r, &low, &high);
-            lse = ((const float *)step->lse.data)[ra_place_at(place, &step->lse, r)];
-            delta = ((const float *)step->delta.data)[ra_place_at(place, &step->delta, r)];
-        }
-        low = ra_max(low, first) - first;
-        high = ra_min(high, last) - first;
-        const bool meets = lse != -INFINITY && low < high; /* else its q and dout may be anything */
-        f->lse[i] = meets ? plain_nan((float)((double)lse * LOG2_E)) : 0;
-        f->delta[i] = meets ? plain_nan(delta) : 0;
-        f->begin[i] = meets ? (int32_t)low : 0;
-        f->end[i] = meets ? (int32_t)high : 0;
-        const int64_t group = i / SQUARE;
-        const bool first_row = i % SQUARE == 0;
-        t->begin[group] = first_row ? f->begin[i] : ra_max(t->begin[group], f->begin[i]);
-        t->end[group] = first_row ? f->end[i] : ra_min(t->end[group], f->end[i]);
-        if (!meets) continue;
-        lowest = ra_min(lowest, low);
-        highest = ra_max(highest, high);
-    }
-    t->from = lowest / SQUARE;
-    t->to = ra_ceil_div(highest, SQUARE);
-    if (lowest >= highest) return false;
-    for (int pass = 0; pass < 2; pass++) {
-        const ra_tensor *tensor = pass ? &step->dout : &step->q;
-        for (int64_t i = 0; i < all; i += SQUARE) {
-            bool meet = true;
-            for (int64_t j = i; j < i + SQUARE; j++) meet &= f->begin[j] < f->end[j];
-            rows32 queries = {f->rows, width};
-            if (meet) queries = take_queries(f->rows, place, tensor, begin + i, end);
-            for (int64_t j = i; !meet && j < i + SQUARE; j++) {
-                const element *row = (const element *)tensor->data + ra_place_at(place, tensor, begin + j);
-                copy_row(f->rows, j - i, f->begin[j] < f->end[j] ? row : NULL, dim, width);
-            }
-            if (!meet) give_up_tiny(f->rows, width);
-            pack_across((pass ? f->dout_across : f->q_across) + i * width * PIECES, queries, width);
-            pack_along((pass ? f->dout_along : f->q_along) + i / SQUARE * STEP, queries, width, all / SQUARE * STEP);
-        }
-    }
-    return true;
-}
 
 static void pack_keys_backward(backward_space *f, const ra_place *place, int64_t first, int64_t last) {
     const int64_t width = padded(place->problem->head_dim), chunks = ra_ceil_div(last - first, SQUARE);
@@ -422,33 +503,35 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
     const ra_problem *problem = place->problem;
     const int64_t width = padded(problem->head_dim), keys = most_keys(problem);
     tile_job t = {.f = f,
+                  .step = step,
+                  .place = place,
+                  .rows_end = end,
+                  .first = first,
+                  .last = last,
                   .depth = width / SQUARE,
                   .chunks = ra_ceil_div(last - first, SQUARE),
                   .scale = (float)(problem->scale * LOG2_E),
-                  .owed = {.room = f->room},
-                  .step = step,
-                  .place = place};
+                  .owed = {.room = f->room}};
     uint32_t stored = 0;                               /* blocks whose dQ is in its place */
     bool finite = true, opens = false, closes = false; /* the rows of a block */
     backward_arrays(problem, scratch, f);
     memset(f->summed, 0, sizeof f->summed);
     pack_keys_backward(f, place, first, last);
+    load_block(&t, begin);
     TILES_ON();
     for (int64_t row = begin; row < end; row += BLOCK) {
-        const int64_t block_end = ra_min(row + BLOCK, end);
+        const int64_t block_end = t.block.end, elements = t.block.groups * SQUARE * width;
+        const bool meets = t.block.from < t.block.to;
         if (step->single) ra_place_ends(place, row, block_end, keys, first / keys, &opens, &closes);
-        const bool meets = load_block(&t, step, place, row, block_end, first, last);
-        t.ahead = block_end;
-        t.ahead_end = ra_min(block_end + BLOCK, end);
-        if (!meets && !opens && !closes) continue;
-        if (!meets) memset(f->dq, 0, (size_t)(t.groups * SQUARE * width) * sizeof(float));
         switch (!meets ? -1 : UNROLL_STEPS ? t.depth : 0) { /* the common head dimensions have their own code */
-        case -1: break;
+        case -1: load_block(&t, block_end); break;
         case 2: walk_block(&t, 2); break;
         case 4: walk_block(&t, 4); break;
         default: walk_block(&t, t.depth);
         }
-        finite &= all_finite(f->dq, t.groups * SQUARE * width);
+        if (!meets && !opens && !closes) continue;
+        if (!meets) memset(f->dq, 0, (size_t)elements * sizeof(float));
+        finite &= all_finite(f->dq, elements);
         if (!finite) continue; /* and these rows are not passed before the end */
         ra_turn_wait(place->turn, block_end);
         store_queries(f, step, place, row, block_end, opens, closes);

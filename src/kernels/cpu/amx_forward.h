@@ -12,7 +12,7 @@
  * the first step's maximum and stays until two weights of a step come to 2: then they are done again with a new base, and the
  * row's sums are scaled by a power of two, which is exact.
  */
-#include "kernels/cpu/amx.h"
+#include "kernels/cpu/amx_products.h"
 #include "kernels/cpu/panels.h"
 
 enum {
