@@ -745,6 +745,9 @@ static inline int case_share(int cases) {
     return share && atoi(share) > 1 ? (cases + atoi(share) - 1) / atoi(share) : cases;
 }
 
+/* Small ones where an emulator runs them. */
+static inline bool case_small(void) { return case_share(60) < 6; }
+
 #ifndef KERNEL_AT /* a test may bring its own list */
 #define KERNEL_AT kernel_at
 /* The CPU kernels of the table that can run here and compute this type, each in turn. */

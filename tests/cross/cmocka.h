@@ -35,6 +35,7 @@ static inline int run_tests(const char *name, const struct CMUnitTest *tests, si
     for (size_t i = 0; i < count; i++) {
         tests[i].run(NULL);
         printf("%s: %s\n", name, tests[i].name);
+        fflush(stdout);
     }
     return 0;
 }

@@ -239,7 +239,8 @@ static inline void copy_row(uint16_t *copy, int64_t i, const element *row, int64
 #endif
 
 /* Tiles take what is subnormal for 0, so that f32 below 2^-110 loses its last pieces. That is nothing beside larger numbers;
- * where there are none the copy becomes NaN: what is computed of it is given up, and left to the scalar kernel. */
+ * where there are none every row of the copy becomes NaN (a mask may hide some of them): what is computed of it is given up,
+ * and left to the scalar kernel. */
 INLINE void give_up_tiny(uint16_t *copy, int64_t width) {
     enum { LARGE = 0x1780 }; /* 2^-80 */
     bool nothing = true;
@@ -248,7 +249,7 @@ INLINE void give_up_tiny(uint16_t *copy, int64_t width) {
         if (VEC_ANY_HAS(x >= LARGE, -1)) return;
         nothing &= !VEC_ANY_HAS(x, -1);
     }
-    if (!nothing) copy[0] = 0x7fc0;
+    for (int64_t i = 0; !nothing && i < SQUARE; i++) copy[i * width] = 0x7fc0;
 }
 
 /* Rows i of `count` that are in [low, high): row i lies at data + i * stride. A copy is made only of pieces, if something is
