@@ -283,14 +283,19 @@ INLINE rows32 take_queries(uint16_t *copy, const ra_place *place, const ra_tenso
     return (rows32){copy, width};
 }
 
-/* Lets keys [c, end) of an item's views come into the second cache: dilated rows are no stream that a processor sees coming. */
+/* Lets a row of a tensor come into the second cache: rows that lie apart are no stream that a processor sees coming. */
+INLINE void fetch_row(const ra_tensor *tensor, int64_t at, int64_t dim) {
+    const element *row = (const element *)tensor->data + at;
+    for (int64_t d = 0; d < dim; d += 64 / (int64_t)sizeof(element)) __builtin_prefetch(row + d, 0, 2);
+}
+
+/* The same with keys [c, end) of an item's views. */
 INLINE void fetch_keys(const ra_place *place, int64_t c, int64_t end) {
     const ra_tensor *k = &place->item->k_view, *v = &place->item->v_view;
-    for (; c < end; c++)
-        for (int64_t d = 0; d < place->problem->head_dim; d += 64 / (int64_t)sizeof(element)) {
-            __builtin_prefetch((const element *)k->data + ra_place_key_at(place, k, c) + d, 0, 2);
-            __builtin_prefetch((const element *)v->data + ra_place_key_at(place, v, c) + d, 0, 2);
-        }
+    for (; c < end; c++) {
+        fetch_row(k, ra_place_key_at(place, k, c), place->problem->head_dim);
+        fetch_row(v, ra_place_key_at(place, v, c), place->problem->head_dim);
+    }
 }
 
 /* 32 rows for A: [width/32][piece][2] tiles. */

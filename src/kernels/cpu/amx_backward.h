@@ -259,15 +259,13 @@ static loading loading_of(tile_job *t) {
     return (loading){.t = t, .units = b->from < b->to ? 2 * b->groups * square_units(t) : 0};
 }
 
-/* Lets row i of the next square come near: rows that lie apart are no stream that a processor sees coming. */
+/* Lets row i of the next square come near. */
 INLINE void fetch_next(const loading *l, int64_t i) {
     const tile_job *t = l->t;
     const bool same = l->group + 1 < t->block.groups;
     const ra_tensor *tensor = l->dout || !same ? &t->step->dout : &t->step->q;
     const int64_t row = t->block.begin + (same ? (l->group + 1) * SQUARE : 0) + i;
-    if (row >= t->block.end) return;
-    const element *from = (const element *)tensor->data + ra_place_at(t->place, tensor, row);
-    for (int64_t d = 0; d < t->place->problem->head_dim; d += 64 / (int64_t)sizeof(element)) __builtin_prefetch(from + d, 0, 2);
+    if (row < t->block.end) fetch_row(tensor, ra_place_at(t->place, tensor, row), t->place->problem->head_dim);
 }
 
 /* A row of a copy, or all of a square. Zeros stand for those that meet nothing. */
