@@ -145,8 +145,9 @@ static void make_tiny(const guarded *g, double factor) {
                         guarded_set(g, b, row, head, d, factor * guarded_get(g, b, row, head, d));
 }
 
-/* Values near the smallest numbers: no weight may be so small that their products vanish. (f16 has no such values.) */
-static const ra_dtype wide[] = {RA_F32, RA_BF16, RA_F64};
+static const ra_dtype wide[] = {RA_F32, RA_BF16, RA_F64}; /* f16 has no such elements */
+
+/* Values near the smallest numbers: no weight may be so small that their products vanish. */
 static void forward_keeps_values_that_are_tiny(void **state) {
     (void)state;
     ra_workers *workers = workers_new(2);

@@ -88,32 +88,22 @@ INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { r
     SETTLE_AND(3, 3 * SUMS);                                                                                                   \
     TILE_DOT(3, 5, 7);                                                                                                         \
     turn(unit)
-#define NEW_A(of_a, load_a, unit, turn)                                                                                        \
-    load_a(4, a + (of_a)*2 * TILE, 64);                                                                                        \
+/* One of the two is new: tiles `tile` and `other`, of which the second is loaded behind the first product. */
+#define ONE_NEW(load, tile, other, from, c1, a1, b1, c2, a2, b2, unit, turn)                                                   \
+    load(tile, from, 64);                                                                                                      \
     turn(unit);                                                                                                                \
     TILE_DOT(0, 4, 6);                                                                                                         \
     turn(unit);                                                                                                                \
-    load_a(5, a + (of_a)*2 * TILE + TILE, 64);                                                                                 \
+    load(other, (from) + TILE, 64);                                                                                            \
     turn(unit);                                                                                                                \
-    TILE_DOT(1, 4, 7);                                                                                                         \
+    TILE_DOT(c1, a1, b1);                                                                                                      \
     turn(unit);                                                                                                                \
-    TILE_DOT(2, 5, 6);                                                                                                         \
-    turn(unit);                                                                                                                \
-    TILE_DOT(3, 5, 7);                                                                                                         \
-    turn(unit)
-#define NEW_B(of_b, unit, turn)                                                                                                \
-    TILE_STREAM(6, b + (of_b)*2 * TILE, 64);                                                                                   \
-    turn(unit);                                                                                                                \
-    TILE_DOT(0, 4, 6);                                                                                                         \
-    turn(unit);                                                                                                                \
-    TILE_STREAM(7, b + (of_b)*2 * TILE + TILE, 64);                                                                            \
-    turn(unit);                                                                                                                \
-    TILE_DOT(2, 5, 6);                                                                                                         \
-    turn(unit);                                                                                                                \
-    TILE_DOT(1, 4, 7);                                                                                                         \
+    TILE_DOT(c2, a2, b2);                                                                                                      \
     turn(unit);                                                                                                                \
     TILE_DOT(3, 5, 7);                                                                                                         \
     turn(unit)
+#define NEW_A(of_a, load_a, unit, turn) ONE_NEW(load_a, 4, 5, a + (of_a)*2 * TILE, 1, 4, 7, 2, 5, 6, unit, turn)
+#define NEW_B(of_b, unit, turn) ONE_NEW(TILE_STREAM, 6, 7, b + (of_b)*2 * TILE, 2, 5, 6, 1, 4, 7, unit, turn)
 
 /* A step of depth: so many tile instructions. Of two neighbouring products of pieces one stays. */
 #if PIECES == 1
