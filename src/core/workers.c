@@ -48,6 +48,7 @@ struct ra_workers {
     int64_t end;
     bool dropped; /* the caller's alone */
     void (*task)(void *arg, int64_t index, int worker);
+    void (*last)(void *arg, int worker);
     void *arg;
 };
 
@@ -93,6 +94,7 @@ static void *thread_main(void *arg) {
         wait_for_job(w, seen);
         if (!enter(w, &seen)) continue;
         for (int64_t i = take_index(w); i < w->end; i = take_index(w)) w->task(w->arg, i, worker);
+        if (w->last) w->last(w->arg, worker);
         leave(w);
     }
     return NULL;
@@ -201,11 +203,17 @@ void ra_workers_drop(ra_workers *w, bool drop) { w->dropped = drop; }
 
 void ra_workers_run(ra_workers *w, int64_t count, void (*task)(void *arg, int64_t index, int worker), void *arg,
                     void (*poll)(void *poll_arg), void *poll_arg) {
+    ra_workers_run_to(w, count, task, NULL, arg, poll, poll_arg);
+}
+
+void ra_workers_run_to(ra_workers *w, int64_t count, void (*task)(void *arg, int64_t index, int worker),
+                       void (*last)(void *arg, int worker), void *arg, void (*poll)(void *poll_arg), void *poll_arg) {
     if (count <= 0 || w->dropped) return;
     bool alone = w->count == 1 || count == 1;
     atomic_store_explicit(&w->next, 0, memory_order_relaxed);
     w->end = count;
     w->task = task;
+    w->last = last;
     w->arg = arg;
     if (!alone) open_gate(w);
     for (int64_t i = take_index(w); i < count; i = take_index(w)) {
@@ -213,5 +221,6 @@ void ra_workers_run(ra_workers *w, int64_t count, void (*task)(void *arg, int64_
         if (poll) poll(poll_arg);
         if (w->dropped) atomic_store_explicit(&w->next, count, memory_order_relaxed);
     }
+    if (last) last(arg, 0);
     if (!alone) close_gate(w, poll, poll_arg);
 }

@@ -16,6 +16,9 @@ int ra_workers_count(const ra_workers *workers);
  * if given. */
 void ra_workers_run(ra_workers *workers, int64_t count, void (*task)(void *arg, int64_t index, int worker), void *arg,
                     void (*poll)(void *poll_arg), void *poll_arg);
+/* The same, and every worker calls last(arg, worker) when no tasks are left for it, before it leaves. */
+void ra_workers_run_to(ra_workers *workers, int64_t count, void (*task)(void *arg, int64_t index, int worker),
+                       void (*last)(void *arg, int worker), void *arg, void (*poll)(void *poll_arg), void *poll_arg);
 
 /* From poll, or between runs: the work is not wanted any more. Tasks that have not begun are left out, in this run and in later
  * ones, until it is wanted again. */

@@ -11,11 +11,10 @@
  * products as the square takes, wherever that is in the list of pieces (32 columns of dV or dK). While it computes dQ^T, which
  * needs Q and dO no more, the vector unit packs those of the next block in their place.
  */
+#include "kernels/cpu/amx_gradients.h"
 #include "kernels/cpu/amx_products.h"
 
 enum {
-    BLOCK = PIECES < 3 ? 256 : 128, /* rows at a time */
-    ROWS = 4096, /* of a tile: one packing of its keys serves them all, and dK and dV of them are summed where they are */
     COLUMNS = PIECES == 1 ? 1024 : 512, /* keys of a tile at most */
     KEPT = 65536,                       /* elements of them at most: most of a tile's keys stays in the second cache */
 };
@@ -37,7 +36,7 @@ typedef struct backward_space {
     uint16_t *k_turned;               /* A's tiles of K^T: [32 dimensions][keys/32] */
     uint16_t *ds_along;               /* [rows/32][keys/32] */
     float *dk, *dv;                   /* C's tiles: [keys/32][32 dimensions] */
-    float *dq;                        /* C's tiles of dQ^T: [rows/32][32 dimensions] */
+    float *dq;                        /* C's tiles of dQ^T: [rows/32][32 dimensions]; in the queue */
     _Alignas(64) float lse[BLOCK];    /* to base 2 */
     float delta[BLOCK];
     int32_t begin[BLOCK], end[BLOCK]; /* columns that a row meets */
@@ -59,7 +58,6 @@ static int64_t backward_arrays(const ra_problem *problem, char *base, backward_s
     f->ds_along = ra_carve(&at, keys * rows * PIECES * 2);
     f->dk = ra_carve(&at, keys * width * size);
     f->dv = ra_carve(&at, keys * width * size);
-    f->dq = ra_carve(&at, width * rows * size);
     return at - base;
 }
 
@@ -410,59 +408,6 @@ static void pack_keys_backward(backward_space *f, const ra_place *place, int64_t
     }
 }
 
-/* Where a row of a gradient goes: to its sum, unless that opens here and holds nothing yet; or, if it closes, with its sum to
- * the result. */
-typedef struct gradient_row {
-    bool opens, closes, streamed;
-    float *sum;
-    element *result;
-} gradient_row;
-
-/* 16 columns of the row lie at `from`, the next 16 `step` further on. */
-INLINE void put_row(gradient_row to, const float *from, int64_t step, float factor, int64_t dim) {
-    int64_t d = 0;
-    for (; d + 32 <= dim; d += 32, from += 2 * step) {
-        vec low = load(from) * splat(factor), high = load(from + step) * splat(factor);
-        if (!to.opens) {
-            low += load(to.sum + d);
-            high += load(to.sum + d + 16);
-        }
-        if (to.closes) {
-            put_result(to.result + d, low, high, to.streamed);
-        } else {
-            store(to.sum + d, low);
-            store(to.sum + d + 16, high);
-        }
-    }
-    for (int64_t i = 0; d < dim; i++, d++) {
-        const float x = from[i / 16 * step + i % 16] * factor + (to.opens ? 0 : to.sum[d]);
-        if (to.closes) to.result[d] = element_of(x);
-        else to.sum[d] = x;
-    }
-}
-
-/* dq of rows [begin, end): does this tile open their sums, does it close them? */
-static void store_queries(const backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin,
-                          int64_t end, bool opens, bool closes) {
-    const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin;
-    const bool streamed = results_streamed(place->problem, place->q.row_step * step->dq.row);
-    for (int64_t i = 0; i < rows; i += SQUARE) {
-        float turned[MAX_DIM / 16][2][SUMS]; /* [16 dimensions][half] of [column][dimension] */
-        for (int64_t d = 0; d < width / 16; d++)
-            for (int64_t half = 0; half < 2; half++)
-                transpose(turned[d][half], 16, f->dq + i * width + d / 2 * 4 * SUMS + (half * 2 + d % 2) * SUMS, 16);
-        for (int64_t c = 0; c < SQUARE; c++) {
-            const int64_t r = i + c;
-            if (r < rows)
-                put_row((gradient_row){opens, closes, streamed,
-                                       (float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, begin + r),
-                                       (element *)step->dq.data + ra_place_at(place, &step->dq, begin + r)},
-                        turned[0][c / 16] + c % 16 * 16, 2 * SUMS, (float)place->problem->scale, dim);
-        }
-    }
-    RESULTS_END();
-}
-
 INLINE gradient_row key_row(const ra_place *place, const ra_tensor *sums, const ra_tensor *result, int64_t c) {
     return (gradient_row){place->opens, place->closes, results_streamed(place->problem, place->k.row_step * result->row),
                           (float *)sums->data + ra_place_key_at(place, sums, c),
@@ -497,8 +442,9 @@ static bool keys_finite(const backward_space *f, int64_t chunks, int64_t width) 
 
 static void backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
                           int64_t last, void *scratch) {
-    backward_space *f = scratch;
+    dq_queue *queue = scratch;
     const ra_problem *problem = place->problem;
+    backward_space *f = (void *)((char *)scratch + queue_bytes(queue));
     const int64_t width = padded(problem->head_dim), keys = most_keys(problem);
     tile_job t = {.f = f,
                   .step = step,
@@ -512,7 +458,7 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
                   .owed = {.room = f->room}};
     uint32_t stored = 0;                               /* blocks whose dQ is in its place */
     bool finite = true, opens = false, closes = false; /* the rows of a block */
-    backward_arrays(problem, scratch, f);
+    backward_arrays(problem, (char *)f, f);
     memset(f->summed, 0, sizeof f->summed);
     pack_keys_backward(f, place, first, last);
     load_block(&t, begin);
@@ -520,6 +466,7 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
     for (int64_t row = begin; row < end; row += BLOCK) {
         const int64_t block_end = t.block.end, elements = t.block.groups * SQUARE * width;
         const bool meets = t.block.from < t.block.to;
+        f->dq = queue_room(queue);
         if (step->single) ra_place_ends(place, row, block_end, keys, first / keys, &opens, &closes);
         switch (!meets ? -1 : UNROLL_STEPS ? t.depth : 0) { /* the common head dimensions have their own code */
         case -1: load_block(&t, block_end); break;
@@ -531,16 +478,16 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
         if (!meets) memset(f->dq, 0, (size_t)elements * sizeof(float));
         finite &= all_finite(f->dq, elements);
         if (!finite) continue; /* and these rows are not passed before the end */
-        ra_turn_wait(place->turn, block_end);
-        store_queries(f, step, place, row, block_end, opens, closes);
-        ra_turn_pass(place->turn, block_end);
+        queue_add(queue, step, place, (query_rows){row, block_end, opens, closes});
         stored |= 1u << (row - begin) / BLOCK;
     }
     TILES_OFF();
     if (finite && keys_finite(f, t.chunks, width)) {
         store_keys(f, place, first, last);
+        queue_end_tile(queue, place->turn);
         return;
     }
+    queue_settle(queue, step);
     if (place->opens) ra_open_keys(place, first, last);
     for (int64_t row = begin; row < end; row += BLOCK) {
         const int64_t block_end = ra_min(row + BLOCK, end);
@@ -550,7 +497,7 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
         if (done) other.dq_acc = (ra_tensor){.data = nowhere};
         if (step->single) ra_place_ends(place, row, block_end, keys, first / keys, &opens, &closes);
         if (opens && !done) ra_open_rows(step, place, row, block_end);
-        ra_scalar_backward_tile(&other, place, row, block_end, first, last, scratch);
+        ra_scalar_backward_tile(&other, place, row, block_end, first, last, f);
         if (!closes || done) continue;
         ra_turn_wait(place->turn, block_end);
         ra_close_rows(step, place, row, block_end);
@@ -561,11 +508,23 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
 int64_t FAMILY(backward_scratch)(const ra_problem *problem, int workers) {
     if (left_to_avx512(problem)) return ra_avx512_backward_scratch(problem, workers);
     backward_space space;
-    return workers * ra_max(backward_arrays(problem, NULL, &space), ra_scalar_backward_scratch(problem, 1));
+    const int64_t arrays = ra_max(backward_arrays(problem, NULL, &space), ra_scalar_backward_scratch(problem, 1));
+    const dq_queue queue = queue_of(problem, workers);
+    return workers * (queue_bytes(&queue) + ra_round_up(arrays, 64));
 }
+
+static void backward_rest(const ra_backward_step *step, void *scratch) { queue_settle(scratch, step); }
 
 ra_status FAMILY(backward)(const ra_backward_step *step) {
     if (left_to_avx512(step->problem)) return ra_avx512_backward(step);
-    return ra_cpu_backward(step, backward_tile, ROWS, most_keys(step->problem), true,
-                           FAMILY(backward_scratch)(step->problem, 1));
+    const int workers = ra_workers_count(step->workers);
+    const int64_t scratch = FAMILY(backward_scratch)(step->problem, workers) / workers;
+    for (int w = 0; w < workers; w++)
+        *(dq_queue *)(void *)((char *)step->scratch + w * scratch) = queue_of(step->problem, workers);
+    return ra_cpu_backward(step, &(ra_backward_tiles){.tile = backward_tile,
+                                                      .rest = backward_rest,
+                                                      .rows = ROWS,
+                                                      .keys = most_keys(step->problem),
+                                                      .writes = true,
+                                                      .scratch = scratch});
 }

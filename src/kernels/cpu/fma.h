@@ -78,5 +78,8 @@ ra_status FAMILY(forward)(const ra_forward_step *step) {
 
 ra_status FAMILY(backward)(const ra_backward_step *step) {
     if (step->problem->dtype == RA_F64) return ra_scalar_backward(step);
-    return ra_cpu_backward(step, backward_tile, BACK_TILE, BACK_KEYS, false, FAMILY(backward_scratch)(step->problem, 1));
+    return ra_cpu_backward(step, &(ra_backward_tiles){.tile = backward_tile,
+                                                      .rows = BACK_TILE,
+                                                      .keys = BACK_KEYS,
+                                                      .scratch = FAMILY(backward_scratch)(step->problem, 1)});
 }

@@ -50,7 +50,7 @@ void ra_scalar_forward_tile(const ra_forward_step *step, const ra_place *place, 
 void ra_scalar_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
                              int64_t last, void *scratch) {
     ra_backward_tile *tile = step->problem->dtype == RA_F64 ? f64_backward_tile : f32_backward_tile;
-    ra_turn held = {.passed = NULL, .before = place->turn ? place->turn->before : NULL};
+    ra_turn held = {.before = place->turn ? place->turn->before : NULL};
     ra_place part = *place;
     part.turn = &held; /* rows are passed on with the last keys */
     for (; last - first > KEYS; first += KEYS) tile(step, &part, begin, end, first, first + KEYS, scratch);
@@ -65,5 +65,8 @@ ra_status ra_scalar_forward(const ra_forward_step *step) {
 }
 
 ra_status ra_scalar_backward(const ra_backward_step *step) {
-    return ra_cpu_backward(step, ra_scalar_backward_tile, BACKWARD_ROWS, KEYS, false, backward_space(step->problem));
+    return ra_cpu_backward(step, &(ra_backward_tiles){.tile = ra_scalar_backward_tile,
+                                                      .rows = BACKWARD_ROWS,
+                                                      .keys = KEYS,
+                                                      .scratch = backward_space(step->problem)});
 }

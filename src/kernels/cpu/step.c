@@ -185,11 +185,9 @@ enum { MOST_TILES = 256 }; /* that are dealt in one run: each has a counter */
 typedef struct backward_wave {
     const ra_backward_step *step;
     const ra_item *items;
-    ra_backward_tile *tile;
-    int64_t rows, keys, scratch;
-    bool writes;
-    int64_t first;           /* tile of this run; -1: a task is a place */
-    _Atomic int64_t *passed; /* rows, by each tile of the run; INT64_MAX: it is done */
+    const ra_backward_tiles *tiles;
+    int64_t first;  /* tile of this run; -1: a task is a place */
+    ra_turn *turns; /* of the tiles of the run */
 } backward_wave;
 
 typedef struct grid {
@@ -198,8 +196,8 @@ typedef struct grid {
 
 static grid grid_of(const backward_wave *wave, const ra_item *item) {
     const ra_problem *problem = wave->step->problem;
-    grid g = {ra_places(problem, item), ra_ceil_div(rows_of_place(problem, item), wave->rows),
-              ra_ceil_div(item->k.count, wave->keys)};
+    grid g = {ra_places(problem, item), ra_ceil_div(rows_of_place(problem, item), wave->tiles->rows),
+              ra_ceil_div(item->k.count, wave->tiles->keys)};
     if (item->k.count <= 0) g.places = 0;
     return g;
 }
@@ -211,9 +209,9 @@ static int64_t tasks_of(const backward_wave *wave, const ra_item *item) {
 
 /* The keys of tile j that rows of tile i may meet. False: none. */
 static bool pair_keys(const backward_wave *wave, const ra_place *place, int64_t i, int64_t j, int64_t *low, int64_t *high) {
-    ra_place_hull(place, i * wave->rows, ra_min((i + 1) * wave->rows, ra_place_rows(place)), low, high);
-    *low = ra_max(*low, j * wave->keys);
-    *high = ra_min(*high, (j + 1) * wave->keys);
+    ra_place_hull(place, i * wave->tiles->rows, ra_min((i + 1) * wave->tiles->rows, ra_place_rows(place)), low, high);
+    *low = ra_max(*low, j * wave->tiles->keys);
+    *high = ra_min(*high, (j + 1) * wave->tiles->keys);
     return *low < *high;
 }
 
@@ -266,23 +264,23 @@ void ra_close_keys(const ra_place *place, int64_t first, int64_t last) {
 
 static void backward_pair(const backward_wave *wave, ra_place *place, int64_t i, int64_t j, char *scratch) {
     const ra_backward_step *step = wave->step;
-    const int64_t begin = i * wave->rows, end = ra_min(begin + wave->rows, ra_place_rows(place));
+    const int64_t begin = i * wave->tiles->rows, end = ra_min(begin + wave->tiles->rows, ra_place_rows(place));
     int64_t low, high;
     if (!pair_keys(wave, place, i, j, &low, &high)) return;
     bool opens = false, closes = false; /* the rows */
     if (step->single) {
         place->opens = !met_among(wave, place, 0, i, j);
-        place->closes = !met_among(wave, place, i + 1, ra_ceil_div(ra_place_rows(place), wave->rows), j);
+        place->closes = !met_among(wave, place, i + 1, ra_ceil_div(ra_place_rows(place), wave->tiles->rows), j);
         if (place->opens || place->closes) { /* also keys that only other rows meet, or none */
-            low = j * wave->keys;
-            high = ra_min(low + wave->keys, place->k.count);
+            low = j * wave->tiles->keys;
+            high = ra_min(low + wave->tiles->keys, place->k.count);
         }
-        ra_place_ends(place, begin, end, wave->keys, j, &opens, &closes);
+        ra_place_ends(place, begin, end, wave->tiles->keys, j, &opens, &closes);
     }
-    const bool around = step->single && !wave->writes && sums_apart(place->problem); /* else zeros are there to add to */
+    const bool around = step->single && !wave->tiles->writes && sums_apart(place->problem); /* else zeros are there to add to */
     if (around && opens) ra_open_rows(step, place, begin, end);
     if (around && place->opens) ra_open_keys(place, low, high);
-    wave->tile(step, place, begin, end, low, high, scratch);
+    wave->tiles->tile(step, place, begin, end, low, high, scratch);
     if (around && closes) {
         ra_turn_wait(place->turn, end); /* also for rows that this tile did not add to */
         ra_close_rows(step, place, begin, end);
@@ -290,10 +288,20 @@ static void backward_pair(const backward_wave *wave, ra_place *place, int64_t i,
     if (around && place->closes) ra_close_keys(place, low, high);
 }
 
+static char *scratch_of(const backward_wave *wave, int worker) {
+    return (char *)wave->step->scratch + worker * wave->tiles->scratch;
+}
+
+/* Adds what the worker keeps. */
+static void backward_rest(void *arg, int worker) {
+    const backward_wave *wave = arg;
+    if (wave->tiles->rest) wave->tiles->rest(wave->step, scratch_of(wave, worker));
+}
+
 static void backward_task(void *arg, int64_t index, int worker) {
     const backward_wave *wave = arg;
     const ra_item *item = wave->items;
-    char *scratch = (char *)wave->step->scratch + worker * wave->scratch;
+    char *scratch = scratch_of(wave, worker);
     int64_t left = ra_max(wave->first, 0) + index;
     for (int64_t tasks; left >= (tasks = tasks_of(wave, item)); item++) left -= tasks;
     const grid g = grid_of(wave, item);
@@ -305,41 +313,53 @@ static void backward_task(void *arg, int64_t index, int worker) {
     }
     const int64_t tile = left % (g.query_blocks * g.key_blocks), i = tile / g.key_blocks, j = tile % g.key_blocks;
     ra_place place = ra_place_number(wave->step->problem, item, left / (g.query_blocks * g.key_blocks));
-    ra_turn turn = {.passed = &wave->passed[index], .before = j > 0 && index > 0 ? &wave->passed[index - 1] : NULL};
-    place.turn = &turn;
-    if (i > 0 && index >= g.key_blocks) ra_wait_for_rows(&wave->passed[index - g.key_blocks], INT64_MAX);
+    ra_turn *turn = &wave->turns[index];
+    const ra_turn above = {.before = i > 0 && index >= g.key_blocks ? turn - g.key_blocks : NULL};
+    if (!ra_turn_has_come(&above, INT64_MAX)) {
+        backward_rest(arg, worker);
+        ra_turn_wait(&above, INT64_MAX);
+    }
+    turn->before = j > 0 && index > 0 ? turn - 1 : NULL;
+    place.turn = turn;
     backward_pair(wave, &place, i, j, scratch);
-    ra_turn_pass(&turn, INT64_MAX);
+    if (!turn->kept) ra_turn_pass(turn, INT64_MAX);
 }
 
-void ra_wait_for_rows(_Atomic int64_t *passed, int64_t rows) {
-    for (int spins = 0; atomic_load_explicit(passed, memory_order_acquire) < rows; spins++) {
+bool ra_turn_comes_soon(const ra_turn *turn, int64_t rows) {
+    for (int spins = 0; spins < 100; spins++) {
+        if (ra_turn_has_come(turn, rows)) return true;
+        ra_relax();
+    }
+    return false;
+}
+
+void ra_turn_wait(const ra_turn *turn, int64_t rows) {
+    for (int spins = 0; !ra_turn_has_come(turn, rows); spins++) {
         ra_relax();
         if (spins > 1000) sched_yield(); /* its thread may want this processor */
     }
 }
 
-ra_status ra_cpu_backward(const ra_backward_step *step, ra_backward_tile *tile, int64_t rows, int64_t keys, bool writes,
-                          int64_t scratch) {
-    _Atomic int64_t passed[MOST_TILES];
+ra_status ra_cpu_backward(const ra_backward_step *step, const ra_backward_tiles *tiles) {
+    ra_turn turns[MOST_TILES];
     for (int64_t begin = 0, end; begin < step->item_count; begin = end) {
         end = wave_end(step->items, begin, step->item_count, true);
-        backward_wave wave = {step, step->items + begin, tile, rows, keys, scratch, writes, -1, passed};
-        int64_t places = 0, tiles = 0, most = 0;
+        backward_wave wave = {step, step->items + begin, tiles, -1, turns};
+        int64_t places = 0, count = 0, most = 0;
         for (int64_t i = begin; i < end; i++) {
             const grid g = grid_of(&wave, &step->items[i]);
             places += g.places;
-            tiles += g.places * g.query_blocks * g.key_blocks;
+            count += g.places * g.query_blocks * g.key_blocks;
             most = ra_max(most, g.query_blocks * g.key_blocks);
         }
         if (places >= 4 * (int64_t)ra_workers_count(step->workers) && most <= 64) {
             ra_workers_run(step->workers, places, backward_task, &wave, step->poll, step->poll_arg);
             continue;
         }
-        for (wave.first = 0; wave.first < tiles; wave.first += MOST_TILES) {
-            const int64_t count = ra_min(tiles - wave.first, MOST_TILES);
-            for (int64_t i = 0; i < count; i++) atomic_store_explicit(&passed[i], 0, memory_order_relaxed);
-            ra_workers_run(step->workers, count, backward_task, &wave, step->poll, step->poll_arg);
+        for (wave.first = 0; wave.first < count; wave.first += MOST_TILES) {
+            const int64_t dealt = ra_min(count - wave.first, MOST_TILES);
+            for (int64_t i = 0; i < dealt; i++) turns[i] = (ra_turn){0};
+            ra_workers_run_to(step->workers, dealt, backward_task, backward_rest, &wave, step->poll, step->poll_arg);
         }
     }
     return RA_OK;

@@ -28,18 +28,21 @@ typedef struct ra_place {
 
 /* The order of the sums of dq. A tile goes through its rows in order: it waits before it adds to them, and passes them on. */
 typedef struct ra_turn {
-    _Atomic int64_t *passed; /* rows before this one have been added to; NULL: not to be told */
-    _Atomic int64_t *before; /* the same of the tile whose turn comes first; NULL: there is none */
+    _Atomic int64_t passed;       /* rows before this one have been added to; INT64_MAX: the tile is done */
+    const struct ra_turn *before; /* of the tile whose turn comes first; NULL: there is none */
+    bool kept;                    /* the tile has returned, and passes its last rows later (ra_backward_tiles) */
 } ra_turn;
 
-void ra_wait_for_rows(_Atomic int64_t *passed, int64_t rows);
-
-static inline void ra_turn_wait(const ra_turn *turn, int64_t rows) {
-    if (turn && turn->before) ra_wait_for_rows(turn->before, rows);
+static inline bool ra_turn_has_come(const ra_turn *turn, int64_t rows) {
+    return !turn || !turn->before || atomic_load_explicit(&turn->before->passed, memory_order_acquire) >= rows;
 }
 
-static inline void ra_turn_pass(const ra_turn *turn, int64_t rows) {
-    if (turn && turn->passed) atomic_store_explicit(turn->passed, rows, memory_order_release);
+/* Or will in some microseconds. */
+bool ra_turn_comes_soon(const ra_turn *turn, int64_t rows);
+void ra_turn_wait(const ra_turn *turn, int64_t rows);
+
+static inline void ra_turn_pass(ra_turn *turn, int64_t rows) {
+    if (turn) atomic_store_explicit(&turn->passed, rows, memory_order_release);
 }
 
 /* Arrays of a worker's scratch one after the other, each on a 64-byte boundary. With *at NULL only counts: *at ends at the
@@ -56,12 +59,20 @@ typedef void ra_forward_tile(const ra_forward_step *step, const ra_place *place,
 typedef void ra_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
                               int64_t key_begin, int64_t key_end, void *scratch);
 
+typedef struct ra_backward_tiles {
+    ra_backward_tile *tile;
+    /* Where tiles keep rows of dq whose turn has not come, in their worker's scratch (and say so: ra_turn.kept): adds them all.
+     * Called before the worker waits for anything else, or leaves. NULL: they never do. */
+    void (*rest)(const ra_backward_step *step, void *scratch);
+    int64_t rows, keys; /* of a tile, at most */
+    int64_t scratch;
+    bool writes; /* tiles write the results of a single step themselves; else they only ever add */
+} ra_backward_tiles;
+
 /* Tile sizes travel beside the tile functions. scratch: bytes of a worker. A forward tile has `most` rows, or fewer, a multiple
- * of `unit`, when there is too little work for all workers; results must not depend on that. Backward tiles that do not write
- * the results of a single step themselves only ever add. */
+ * of `unit`, when there is too little work for all workers; results must not depend on that. */
 ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int64_t unit, int64_t most, int64_t scratch);
-ra_status ra_cpu_backward(const ra_backward_step *step, ra_backward_tile *tile, int64_t rows, int64_t keys, bool writes,
-                          int64_t scratch);
+ra_status ra_cpu_backward(const ra_backward_step *step, const ra_backward_tiles *tiles);
 
 /* For tiles that only add, in a single step: what comes before the first of them that adds to some rows, or to some keys, and
  * after the last. */
