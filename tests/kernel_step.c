@@ -275,7 +275,8 @@ static void tensors_have_begun_at_every_offset(void **state) {
         if (KERNEL_AT(0, RA_BF16) || KERNEL_AT(0, RA_F16) || offset % 4 == 0) assert_true(tensor_offsets >> offset & 1);
 }
 
-static void results_depend_on_workers_never(const case_options *options, uint64_t from, int cases) {
+/* poison: the last value but one is infinite. */
+static void results_depend_on_workers_never(const case_options *options, uint64_t from, int cases, bool poison) {
     static const int counts[] = {1, 2, 4};
     for (int t = 0; t < 4; t++)
         for (int i = 0; KERNEL_AT(i, dtypes[t]); i++)
@@ -284,6 +285,10 @@ static void results_depend_on_workers_never(const case_options *options, uint64_
                 for (int w = 0; w < 3; w++) {
                     ra_workers *workers = workers_new(counts[w]);
                     kernel_case *c = case_new(seed, dtypes[t], options);
+                    for (int64_t b = 0; poison && b < c->problem.batch; b++)
+                        for (int64_t head = 0; head < c->v[0].heads; head++)
+                            guarded_set(&c->v[0], b, c->items[0].k.row + (c->items[0].k.count - 2) * c->items[0].k.row_step,
+                                        head, 0, INFINITY);
                     case_forward(c, KERNEL_AT(i, dtypes[t]), workers, true);
                     double *got[6] = {read_all(&c->out), read_all(&c->lse)};
                     const guarded *shape[6] = {&c->out, &c->lse, &c->dq, &c->dk[0], &c->dv[0], &c->dk[0]};
@@ -315,12 +320,30 @@ static void results_depend_on_workers_never(const case_options *options, uint64_
 
 static void results_do_not_depend_on_the_number_of_workers(void **state) {
     (void)state;
-    results_depend_on_workers_never(&(case_options){.max_rows = 400, .max_keys = 400, .amplitude = 1}, 8000, 6);
-    results_depend_on_workers_never(&(case_options){.max_rows = 3, .max_keys = 5000, .amplitude = 1, .few = true}, 8100, 4);
+    results_depend_on_workers_never(&(case_options){.max_rows = 400, .max_keys = 400, .amplitude = 1}, 8000, 6, false);
+    results_depend_on_workers_never(&(case_options){.max_rows = 3, .max_keys = 5000, .amplitude = 1, .few = true}, 8100, 4,
+                                    false);
     /* Several tiles of rows for every kernel, and more tiles than are dealt at a time. */
     const int64_t rows = case_small() ? 1100 : 4200, keys = KERNEL_AT(1, RA_F32) && !case_small() ? 1100 : 520;
     results_depend_on_workers_never(
-        &(case_options){.max_rows = rows, .rows = rows, .max_keys = keys, .keys = keys, .dim = 8, .amplitude = 1}, 8200, 1);
+        &(case_options){.max_rows = rows, .rows = rows, .max_keys = keys, .keys = keys, .dim = 8, .amplitude = 1}, 8200, 1,
+        false);
+}
+
+/* Workers that have all keys of some rows may sum otherwise than those that take turns, and those whose turn comes late, or
+ * that have to give up numbers that are not finite: the sums must be the same. */
+static void gradients_do_not_depend_on_who_sums_them(void **state) {
+    (void)state;
+    const int64_t rows = case_small() ? 300 : 600, keys = case_small() ? 600 : 1100;
+    case_options all = {
+        .max_rows = rows, .rows = rows, .max_keys = keys, .keys = keys, .dim = 44, .amplitude = 1, .single = true};
+    case_options causal = all;
+    all.forbid_limits = true;
+    causal.causal = true, causal.q_step = keys / rows, causal.k_step = 1;
+    for (int poison = 0; poison < 2; poison++) {
+        results_depend_on_workers_never(&all, 8300, 1, poison);
+        results_depend_on_workers_never(&causal, 8400, 1, poison);
+    }
 }
 
 /* One key of an item turns to NaN (or to infinity): the rows that attend to it feel it, and no others do. */
@@ -524,6 +547,7 @@ int main(void) {
         cmocka_unit_test(few_rows_meet_many_keys),
         cmocka_unit_test(tails_of_every_length_are_right),
         cmocka_unit_test(results_do_not_depend_on_the_number_of_workers),
+        cmocka_unit_test(gradients_do_not_depend_on_who_sums_them),
         cmocka_unit_test(a_poisoned_row_reaches_only_the_rows_that_attend_to_it),
         cmocka_unit_test(a_poisoned_query_reaches_only_the_keys_it_attends_to),
         cmocka_unit_test(rows_whose_every_score_is_minus_infinity_are_empty),

@@ -46,6 +46,10 @@ static inline portable_vec portable_scale(portable_vec p, portable_vec x) {
     for (int i = 0; i < 16; i++) p[i] = isnan(x[i]) ? x[i] : ldexpf(p[i], (int)fmaxf(-1000, fminf(1000, floorf(x[i]))));
     return p;
 }
+static inline portable_vec portable_fma(portable_vec x, portable_vec y, portable_vec z) {
+    for (int i = 0; i < 16; i++) z[i] = fmaf(x[i], y[i], z[i]);
+    return z;
+}
 static inline int portable_any_has(portable_words x, int32_t bit) {
     int any = 0;
     for (int i = 0; i < 16; i++) any |= x[i] & bit;
@@ -63,6 +67,7 @@ static inline float portable_highest(portable_vec x) {
 #define VEC_MAX(a, b) portable_max(a, b)
 #define VEC_FRACTION(x) portable_fraction(x)
 #define VEC_SCALE(p, x) portable_scale(p, x)
+#define VEC_FMA(x, y, z) portable_fma(x, y, z)
 #define VEC_UPPER_HALVES(x) ((portable_words)((portable_words)(x) >> 16 & 0xffff))
 #define VEC_ONLY(bits, x) portable_only((uint16_t)(bits), x)
 #define VEC_HIGHEST(x) portable_highest(x)

@@ -62,6 +62,8 @@ typedef struct tile_config {
 /* x - floor(x), 0 for infinities; and p 2^floor(x). */
 #define VEC_FRACTION(x) _mm512_reduce_ps(x, 0x09)
 #define VEC_SCALE(p, x) _mm512_scalef_ps(p, x)
+/* x y + z, rounded once. */
+#define VEC_FMA(x, y, z) _mm512_fmadd_ps(x, y, z)
 /* The upper halves of words moved down, over zeros. */
 #define VEC_UPPER_HALVES(x)                                                                                                    \
     ((ivec)_mm512_shuffle_epi8(                                                                                                \

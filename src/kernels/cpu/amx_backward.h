@@ -36,7 +36,7 @@ typedef struct backward_space {
     uint16_t *k_turned;               /* A's tiles of K^T: [32 dimensions][keys/32] */
     uint16_t *ds_along;               /* [rows/32][keys/32] */
     float *dk, *dv;                   /* C's tiles: [keys/32][32 dimensions] */
-    float *dq;                        /* C's tiles of dQ^T: [rows/32][32 dimensions]; in the queue */
+    float *dq;                        /* C's tiles of dQ^T: [rows/32][32 dimensions]; a room */
     _Alignas(64) float lse[BLOCK];    /* to base 2 */
     float delta[BLOCK];
     int32_t begin[BLOCK], end[BLOCK]; /* columns that a row meets */
@@ -442,9 +442,9 @@ static bool keys_finite(const backward_space *f, int64_t chunks, int64_t width) 
 
 static void backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
                           int64_t last, void *scratch) {
-    dq_queue *queue = scratch;
+    dq_rooms *rooms = scratch;
     const ra_problem *problem = place->problem;
-    backward_space *f = (void *)((char *)scratch + queue_bytes(queue));
+    backward_space *f = (void *)((char *)scratch + rooms_bytes(rooms));
     const int64_t width = padded(problem->head_dim), keys = most_keys(problem);
     tile_job t = {.f = f,
                   .step = step,
@@ -466,7 +466,7 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
     for (int64_t row = begin; row < end; row += BLOCK) {
         const int64_t block_end = t.block.end, elements = t.block.groups * SQUARE * width;
         const bool meets = t.block.from < t.block.to;
-        f->dq = queue_room(queue);
+        f->dq = next_room(rooms);
         if (step->single) ra_place_ends(place, row, block_end, keys, first / keys, &opens, &closes);
         switch (!meets ? -1 : UNROLL_STEPS ? t.depth : 0) { /* the common head dimensions have their own code */
         case -1: load_block(&t, block_end); break;
@@ -478,16 +478,17 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
         if (!meets) memset(f->dq, 0, (size_t)elements * sizeof(float));
         finite &= all_finite(f->dq, elements);
         if (!finite) continue; /* and these rows are not passed before the end */
-        queue_add(queue, step, place, (query_rows){row, block_end, opens, closes});
+        add_queries(rooms, step, place, (query_rows){row, block_end, opens, closes}, (row - begin) / BLOCK);
         stored |= 1u << (row - begin) / BLOCK;
     }
     TILES_OFF();
     if (finite && keys_finite(f, t.chunks, width)) {
         store_keys(f, place, first, last);
-        queue_end_tile(queue, place->turn);
+        end_turn(rooms, place->turn);
         return;
     }
-    queue_settle(queue, step);
+    settle_queue(rooms, step);
+    give_sums(rooms, step, place, begin, end);
     if (place->opens) ra_open_keys(place, first, last);
     for (int64_t row = begin; row < end; row += BLOCK) {
         const int64_t block_end = ra_min(row + BLOCK, end);
@@ -509,18 +510,18 @@ int64_t FAMILY(backward_scratch)(const ra_problem *problem, int workers) {
     if (left_to_avx512(problem)) return ra_avx512_backward_scratch(problem, workers);
     backward_space space;
     const int64_t arrays = ra_max(backward_arrays(problem, NULL, &space), ra_scalar_backward_scratch(problem, 1));
-    const dq_queue queue = queue_of(problem, workers);
-    return workers * (queue_bytes(&queue) + ra_round_up(arrays, 64));
+    const dq_rooms rooms = rooms_of(problem, workers);
+    return workers * (rooms_bytes(&rooms) + ra_round_up(arrays, 64));
 }
 
-static void backward_rest(const ra_backward_step *step, void *scratch) { queue_settle(scratch, step); }
+static void backward_rest(const ra_backward_step *step, void *scratch) { settle_queue(scratch, step); }
 
 ra_status FAMILY(backward)(const ra_backward_step *step) {
     if (left_to_avx512(step->problem)) return ra_avx512_backward(step);
     const int workers = ra_workers_count(step->workers);
     const int64_t scratch = FAMILY(backward_scratch)(step->problem, workers) / workers;
     for (int w = 0; w < workers; w++)
-        *(dq_queue *)(void *)((char *)step->scratch + w * scratch) = queue_of(step->problem, workers);
+        *(dq_rooms *)(void *)((char *)step->scratch + w * scratch) = rooms_of(step->problem, workers);
     return ra_cpu_backward(step, &(ra_backward_tiles){.tile = backward_tile,
                                                       .rest = backward_rest,
                                                       .rows = ROWS,

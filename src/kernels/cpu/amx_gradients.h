@@ -1,7 +1,8 @@
 /* Gradients of a backward tile on their way to memory.
  *
  * Tiles add to dq in order (ra_turn). A worker whose turn has not come does not wait for a slower one: it keeps dq of the block,
- * goes on, into the next tiles too, and adds what it kept when its turn has come. The order of the sums stays.
+ * goes on, into the next tiles too, and adds what it kept when its turn has come. A worker that has all tiles of some rows keeps
+ * their sums as tiles, and turns them into rows once, with the last of the keys. Either way the sums are the same.
  */
 #include "kernels/cpu/amx.h"
 
@@ -20,15 +21,17 @@ typedef struct gradient_row {
     element *result;
 } gradient_row;
 
+/* What comes to a sum, times a factor: rounded once, whatever the compiler thinks of it, since rows and tiles sum alike. */
+INLINE vec plus_sum(vec x, float factor, bool opens, const float *sum) {
+    return opens ? x * splat(factor) : VEC_FMA(x, splat(factor), load(sum));
+}
+
 /* 16 columns of the row lie at `from`, the next 16 `step` further on. */
 INLINE void put_row(gradient_row to, const float *from, int64_t step, float factor, int64_t dim) {
     int64_t d = 0;
     for (; d + 32 <= dim; d += 32, from += 2 * step) {
-        vec low = load(from) * splat(factor), high = load(from + step) * splat(factor);
-        if (!to.opens) {
-            low += load(to.sum + d);
-            high += load(to.sum + d + 16);
-        }
+        const vec low = plus_sum(load(from), factor, to.opens, to.sum + d),
+                  high = plus_sum(load(from + step), factor, to.opens, to.sum + d + 16);
         if (to.closes) {
             put_result(to.result + d, low, high, to.streamed);
         } else {
@@ -37,20 +40,20 @@ INLINE void put_row(gradient_row to, const float *from, int64_t step, float fact
         }
     }
     for (int64_t i = 0; d < dim; i++, d++) {
-        const float x = from[i / 16 * step + i % 16] * factor + (to.opens ? 0 : to.sum[d]);
-        if (to.closes) to.result[d] = element_of(x);
-        else to.sum[d] = x;
+        const float x = from[i / 16 * step + i % 16], y = to.opens ? x * factor : fmaf(x, factor, to.sum[d]);
+        if (to.closes) to.result[d] = element_of(y);
+        else to.sum[d] = y;
     }
 }
 
-/* dq of some rows of a place: does its tile open their sums, does it close them? */
+/* A block of rows of a place: does this tile open their sums of dq, does it close them? */
 typedef struct query_rows {
     int64_t begin, end;
     bool opens, closes;
 } query_rows;
 
 /* dq: C's tiles of dQ^T, [rows/32][32 dimensions]. */
-static void store_queries(const float *dq, const ra_backward_step *step, const ra_place *place, query_rows r) {
+static void store_queries(const float *dq, float factor, const ra_backward_step *step, const ra_place *place, query_rows r) {
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = r.end - r.begin;
     const bool streamed = results_streamed(place->problem, place->q.row_step * step->dq.row);
     for (int64_t i = 0; i < rows; i += SQUARE) {
@@ -64,73 +67,122 @@ static void store_queries(const float *dq, const ra_backward_step *step, const r
                 put_row((gradient_row){r.opens, r.closes, streamed,
                                        (float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, row),
                                        (element *)step->dq.data + ra_place_at(place, &step->dq, row)},
-                        turned[0][c / 16] + c % 16 * 16, 2 * SUMS, (float)place->problem->scale, dim);
+                        turned[0][c / 16] + c % 16 * 16, 2 * SUMS, factor, dim);
         }
     }
     RESULTS_END();
 }
 
-/* ----------------------------------------------------------------------------------------------------------- turns */
+/* ----------------------------------------------------------------------------------------------------------- rooms */
 
-/* dq of blocks of rows, first come, first served. Those in the queue wait for their turn; the next one is computed in the room
- * behind them. Before a worker waits for anything else it settles its queue, so that the first tile that is not done is always
- * being computed, or first in its worker's queue and looked after: nobody waits for ever. */
-typedef struct dq_queue {
-    int64_t first, count;
-    int64_t rooms; /* 1: nothing is kept for long */
+/* Rooms for dq of a block, in a circle: one for each block of a tile, and one more. From `first` on come those of the queue,
+ * which wait for their turn, first come, first served. The next block is computed in the room behind them.
+ *
+ * Before a worker waits for anything else it settles its queue, so that the first tile that is not done is always being
+ * computed, or first in the queue of a worker that looks after it: nobody waits for ever.
+ *
+ * A worker alone has no queue, and the sums of its rows in the other rooms. */
+typedef struct dq_rooms {
+    int64_t first, count; /* the queue */
+    int64_t rooms;
     int64_t size;  /* of a room, in elements */
+    bool alone;    /* there is one worker */
+    uint32_t sums; /* a bit for each block of the rows that are worked on: its sum is in a room */
     struct kept {
         ra_place place;
         query_rows rows;
         bool last; /* of its tile, which is done otherwise */
-    } kept[ROWS / BLOCK];
-    _Alignas(64) float dq[]; /* rooms */
-} dq_queue;
+    } kept[ROWS / BLOCK + 1];
+    _Alignas(64) float dq[]; /* the rooms */
+} dq_rooms;
 
-static int64_t queue_bytes(const dq_queue *q) {
+/* As they are at first. */
+static dq_rooms rooms_of(const ra_problem *problem, int workers) {
+    return (dq_rooms){.rooms = ra_cpu_tile_rows(problem, BLOCK, ROWS) / BLOCK + 1,
+                      .size = ra_cpu_tile_rows(problem, SQUARE, BLOCK) * padded(problem->head_dim),
+                      .alone = workers == 1};
+}
+
+static int64_t rooms_bytes(const dq_rooms *q) {
     return (int64_t)sizeof *q + ra_round_up(q->rooms * q->size * (int64_t)sizeof(float), 64);
 }
 
-/* An empty queue, with room for all blocks of a tile if several workers take turns. */
-static dq_queue queue_of(const ra_problem *problem, int workers) {
-    return (dq_queue){.rooms = workers > 1 ? ra_cpu_tile_rows(problem, BLOCK, ROWS) / BLOCK : 1,
-                      .size = ra_cpu_tile_rows(problem, SQUARE, BLOCK) * padded(problem->head_dim)};
-}
+INLINE float *room_at(dq_rooms *q, int64_t i) { return q->dq + (q->first + i) % q->rooms * q->size; }
 
 /* Where dq of the next block is to be computed. */
-INLINE float *queue_room(dq_queue *q) { return q->dq + (q->first + q->count) % q->rooms * q->size; }
+INLINE float *next_room(dq_rooms *q) { return room_at(q, q->count); }
+
+/* ----------------------------------------------------------------------------------------------------------- turns */
+
+INLINE struct kept *kept_at(dq_rooms *q, int64_t i) { return &q->kept[(q->first + i) % q->rooms]; }
 
 /* Adds the first of the queue, whose turn has come. */
-static void add_first(dq_queue *q, const ra_backward_step *step) {
-    const struct kept *k = &q->kept[q->first];
-    store_queries(q->dq + q->first * q->size, step, &k->place, k->rows);
+static void add_first(dq_rooms *q, const ra_backward_step *step) {
+    const struct kept *k = kept_at(q, 0);
+    store_queries(room_at(q, 0), (float)step->problem->scale, step, &k->place, k->rows);
     ra_turn_pass(k->place.turn, k->last ? INT64_MAX : k->rows.end);
     q->first = (q->first + 1) % q->rooms;
     q->count--;
 }
 
-/* Adds all that is kept. */
-static void queue_settle(dq_queue *q, const ra_backward_step *step) {
-    for (; q->count > 0; add_first(q, step)) ra_turn_wait(q->kept[q->first].place.turn, q->kept[q->first].rows.end);
-}
-
-/* The block in the room behind the queue is computed. */
-static void queue_add(dq_queue *q, const ra_backward_step *step, const ra_place *place, query_rows rows) {
-    while (q->count > 0 && ra_turn_has_come(q->kept[q->first].place.turn, q->kept[q->first].rows.end)) add_first(q, step);
-    if (q->count == 0 && ra_turn_comes_soon(place->turn, rows.end)) {
-        store_queries(queue_room(q), step, place, rows);
-        ra_turn_pass(place->turn, rows.end);
-        return;
-    }
-    q->kept[(q->first + q->count++) % q->rooms] = (struct kept){.place = *place, .rows = rows};
-    if (q->count < q->rooms) return;
-    ra_turn_wait(q->kept[q->first].place.turn, q->kept[q->first].rows.end);
+static void wait_and_add_first(dq_rooms *q, const ra_backward_step *step) {
+    ra_turn_wait(kept_at(q, 0)->place.turn, kept_at(q, 0)->rows.end);
     add_first(q, step);
 }
 
+/* Adds all that is kept. */
+static void settle_queue(dq_rooms *q, const ra_backward_step *step) {
+    while (q->count > 0) wait_and_add_first(q, step);
+}
+
+static void add_in_turn(dq_rooms *q, const ra_backward_step *step, const ra_place *place, query_rows rows) {
+    while (q->count > 0 && ra_turn_has_come(kept_at(q, 0)->place.turn, kept_at(q, 0)->rows.end)) add_first(q, step);
+    if (q->count == 0 && ra_turn_comes_soon(place->turn, rows.end)) {
+        store_queries(next_room(q), (float)place->problem->scale, step, place, rows);
+        ra_turn_pass(place->turn, rows.end);
+        return;
+    }
+    *kept_at(q, q->count++) = (struct kept){.place = *place, .rows = rows};
+    if (q->count == q->rooms) wait_and_add_first(q, step);
+}
+
 /* The tile is done, but for what is left of it in the queue. */
-static void queue_end_tile(dq_queue *q, ra_turn *turn) {
-    if (q->count == 0) return;
-    struct kept *newest = &q->kept[(q->first + q->count - 1) % q->rooms];
-    if (newest->place.turn == turn) turn->kept = newest->last = true;
+static void end_turn(dq_rooms *q, ra_turn *turn) {
+    if (q->count > 0 && kept_at(q, q->count - 1)->place.turn == turn) turn->kept = kept_at(q, q->count - 1)->last = true;
+}
+
+/* ----------------------------------------------------------------------------------------------------------- alone */
+
+/* The sum of a block of a worker alone. */
+INLINE float *sum_at(dq_rooms *q, int64_t block) { return room_at(q, 1 + block); }
+
+static void add_alone(dq_rooms *q, const ra_backward_step *step, const ra_place *place, query_rows rows, int64_t block) {
+    const int64_t elements = padded(rows.end - rows.begin) * padded(place->problem->head_dim);
+    const uint32_t bit = UINT32_C(1) << block;
+    const float scale = (float)place->problem->scale, *dq = next_room(q);
+    float *sum = sum_at(q, block);
+    if (rows.opens && !rows.closes) q->sums |= bit;
+    if (!(q->sums & bit)) {
+        store_queries(dq, scale, step, place, rows);
+        return;
+    }
+    for (int64_t i = 0; i < elements; i += 16) store(sum + i, plus_sum(load(dq + i), scale, rows.opens, sum + i));
+    if (!rows.closes) return;
+    store_queries(sum, 1, step, place, (query_rows){rows.begin, rows.end, .opens = true, .closes = true});
+    q->sums &= ~bit;
+}
+
+/* The sums go to where others can add to them. `begin`: the first row. */
+static void give_sums(dq_rooms *q, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end) {
+    for (int64_t block = 0; begin < end; begin += BLOCK, block++)
+        if (q->sums >> block & 1)
+            store_queries(sum_at(q, block), 1, step, place,
+                          (query_rows){begin, ra_min(begin + BLOCK, end), .opens = true, .closes = false});
+    q->sums = 0;
+}
+
+/* Block `block` of a tile is computed. */
+static void add_queries(dq_rooms *q, const ra_backward_step *step, const ra_place *place, query_rows rows, int64_t block) {
+    if (q->alone || !place->turn) add_alone(q, step, place, rows, block);
+    else add_in_turn(q, step, place, rows);
 }
