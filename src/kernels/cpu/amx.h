@@ -63,7 +63,7 @@ typedef struct tile_config {
 #define VEC_FRACTION(x) _mm512_reduce_ps(x, 0x09)
 #define VEC_SCALE(p, x) _mm512_scalef_ps(p, x)
 /* x y + z, rounded once. */
-#define VEC_FMA(x, y, z) _mm512_fmadd_ps(x, y, z)
+#define VEC_FMA(x, y, z) ((vec)_mm512_fmadd_ps(x, y, z))
 /* The upper halves of words moved down, over zeros. */
 #define VEC_UPPER_HALVES(x)                                                                                                    \
     ((ivec)_mm512_shuffle_epi8(                                                                                                \
