@@ -17,19 +17,30 @@
 
 enum {
     STRIP = SQUARE,
-    SUMMED = PIECES == 1 ? 262144 : 131072, /* elements of acc at most */
+    SUMMED = 131072, /* elements of acc of a tile at most */
 };
 #ifndef QUERIES /* a test has less of each */
 enum {
     QUERIES = 2048,                       /* rows of a tile at most */
-    CHUNK = PIECES == 1 ? 131072 : 65536, /* elements of K (and of V) that strips walk over in turn, in the second cache */
+    CHUNK = PIECES == 1 ? 262144 : 65536, /* elements of K (and of V) that strips walk over in turn, in the second cache */
     PANEL = 32768,    /* elements of K that one tile packs for others: so few that nobody waits long for them */
     SHARED = 1 << 20, /* elements of K of a place at most that are packed for all tiles: they stay in the third cache */
 };
 #endif
 
-/* Rows of a tile at most. */
-INLINE int64_t most_rows(const ra_problem *problem) { return ra_min(QUERIES, SUMMED / padded(problem->head_dim)); }
+/* Are there keys enough for each tile to pack them for itself? With bf16 such a tile trades keys for rows, since every one of
+ * them is packed once for all its rows. */
+INLINE bool packs_alone(const ra_problem *problem) { return problem->keys > SHARED / padded(problem->head_dim); }
+INLINE int64_t trade(const ra_problem *problem) { return PIECES == 1 && packs_alone(problem) ? 2 : 1; }
+
+/* Rows of a tile at most, and keys of a chunk: whole blocks. */
+INLINE int64_t most_rows(const ra_problem *problem) {
+    return ra_min(QUERIES, SUMMED * trade(problem) / padded(problem->head_dim));
+}
+INLINE int64_t chunk_keys(const ra_problem *problem) {
+    const int64_t width = padded(problem->head_dim);
+    return ra_max(1, CHUNK / trade(problem) / width / width) * width;
+}
 
 #define ROOM 8          /* 2^-ROOM is the weight of a maximum: little, so that small values stay far from subnormal products */
 #define HEAVY (1 << 30) /* the bit that floats have from 2 on */
@@ -57,8 +68,8 @@ static int64_t forward_arrays(const ra_problem *problem, char *base, forward_spa
     const int64_t width = padded(problem->head_dim), rows = ra_cpu_tile_rows(problem, STRIP, most_rows(problem));
     char *at = base;
     ra_carve(&at, (int64_t)sizeof *f);
-    f->own_k = ra_carve(&at, CHUNK * PIECES * 2);
-    f->own_v = ra_carve(&at, CHUNK * PIECES * 2);
+    f->own_k = ra_carve(&at, chunk_keys(problem) * width * PIECES * 2);
+    f->own_v = ra_carve(&at, chunk_keys(problem) * width * PIECES * 2);
     f->q = ra_carve(&at, rows * width * PIECES * 2);
     f->acc = ra_carve(&at, rows * width * (int64_t)sizeof(float));
     f->all_sums = ra_carve(&at, rows * (int64_t)sizeof(vec));
@@ -341,8 +352,7 @@ INLINE int64_t panel_keys(int64_t width) { return ra_max(1, PANEL / width / widt
 
 static slots slots_of(const ra_problem *problem, int64_t workers) {
     const int64_t width = padded(problem->head_dim);
-    if (problem->keys <= 0 || problem->keys > SHARED / width ||
-        ra_sat_mul(problem->rows_q, problem->heads / problem->kv_heads) <= STRIP)
+    if (problem->keys <= 0 || packs_alone(problem) || ra_sat_mul(problem->rows_q, problem->heads / problem->kv_heads) <= STRIP)
         return (slots){0};
     slots s = {.count = workers / 2 + 1, .keys = ra_ceil_div(problem->keys, width) * width};
     s.panels = ra_ceil_div(s.keys, panel_keys(width));
@@ -495,7 +505,7 @@ static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_p
 static void forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
     forward_space *f = scratch;
     const ra_problem *problem = place->problem;
-    const int64_t rows = end - begin, width = padded(problem->head_dim), chunk = CHUNK / width / width * width;
+    const int64_t rows = end - begin, width = padded(problem->head_dim), chunk = chunk_keys(problem);
     forward_arrays(problem, scratch, f);
     load_queries(f, step, place, begin, end);
     int64_t low, high;
