@@ -1,8 +1,8 @@
 /* Gradients of a backward tile on their way to memory.
  *
- * Tiles add to dq in order (ra_turn). A worker whose turn has not come does not wait for a slower one: it keeps dq of the block,
- * goes on, into the next tiles too, and adds what it kept when its turn has come. A worker that has all tiles of some rows keeps
- * their sums as tiles, and turns them into rows once, with the last of the keys. Either way the sums are the same.
+ * Tiles add to dq in order (ra_turn). A worker whose turn has not come does not wait for a slower one: it keeps dq of the
+ * block, goes on, into the next tiles too, and adds what it kept when its turn has come. A worker that has all tiles of some
+ * rows keeps their sums as tiles, and turns them into rows once, with the last of the keys. Either way the sums are the same.
  */
 #include "kernels/cpu/amx.h"
 
