@@ -176,10 +176,10 @@ ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int
  *       1   4 5 6 7      the tiles in the order in which they are dealt
  *
  * Tiles of a row of them run side by side, and only dq is waited for: a tile adds to rows that the one on its left has passed,
- * which is soon, since both go through the rows in the same order; or keeps what it has, to add it later. A tile begins when the
- * one above it is done. Every wait is for a tile that was dealt before, so the first that is not done never waits. A tile that
- * has no pair with some rows passes them on without a wait: rows of a plan lie no further apart than its keys, so rows that
- * meet two tiles meet those between. Of many small places each is one task. */
+ * which is soon, since both go through the rows in the same order; or keeps what it has, to add it later. A tile begins when
+ * the one above it is done. Every wait is for a tile that was dealt before, so the first that is not done never waits. A tile
+ * that has no pair with some rows passes them on without a wait: rows of a plan lie no further apart than its keys, so rows
+ * that meet two tiles meet those between. Of many small places each is one task. */
 enum { MOST_TILES = 256 }; /* that are dealt in one run: each has a counter */
 
 typedef struct backward_wave {
