@@ -14,10 +14,10 @@
 #include "kernels/cpu/amx_gradients.h"
 #include "kernels/cpu/amx_products.h"
 
-enum {
-    COLUMNS = PIECES == 1 ? 1024 : 512, /* keys of a tile at most */
-    KEPT = 65536,                       /* elements of them at most: most of a tile's keys stays in the second cache */
-};
+#ifndef COLUMNS
+enum { COLUMNS = PIECES == 1 ? 1024 : 512 }; /* keys of a tile at most */
+#endif
+enum { KEPT = 65536 }; /* elements of them at most: most of a tile's keys stays in the second cache */
 
 /* Keys of a tile. */
 INLINE int64_t most_keys(const ra_problem *problem) {

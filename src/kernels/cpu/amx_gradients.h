@@ -6,10 +6,12 @@
  */
 #include "kernels/cpu/amx.h"
 
+#ifndef BLOCK /* a test has less of each, and of COLUMNS */
 enum {
     BLOCK = PIECES < 3 ? 256 : 128, /* rows at a time */
     ROWS = 4096, /* of a tile: one packing of its keys serves them all, and dK and dV of them are summed where they are */
 };
+#endif
 
 /* ------------------------------------------------------------------------------------------------------------ rows */
 

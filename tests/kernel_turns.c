@@ -1,0 +1,104 @@
+/* Tiles that take turns where they add to dq: the emulated backward kernel of AMX with tiles so small that a few hundred rows
+ * and keys have many of each. Whether a worker waits for its turn, keeps dq for later, or has no turns to take, the sums are
+ * the same bit by bit. */
+#define BLOCK 32
+#define ROWS 128
+#define COLUMNS 64
+
+#include "kernels/cpu/step.h"
+
+/* Turns that have come, or come soon, count as late while `all_late`, so that every block goes through the queue. */
+static bool all_late;
+static atomic_int late;
+static bool soon_or_late(const ra_turn *turn, int64_t rows) {
+    if (!all_late && ra_turn_comes_soon(turn, rows)) return true;
+    atomic_fetch_add_explicit(&late, 1, memory_order_relaxed); /* or threads would meet here, and races hide */
+    return false;
+}
+#define ra_turn_comes_soon soon_or_late
+#include "kernel_emulated_amx.h"
+
+#include "kernel_case.h"
+
+static const case_options one_place = {
+    .max_rows = 460, .rows = 460, .max_keys = 330, .keys = 330, .dim = 40, .amplitude = 1, .single = true};
+
+/* Against float64, and bit by bit against one worker, which has no turns to take. */
+static void backward_cases(const case_options *options, uint64_t first, int cases, bool poison) {
+    for (uint64_t seed = first; seed < first + (uint64_t)case_share(cases); seed++) {
+        kernel_case *c = case_new(seed, RA_BF16, options);
+        const int64_t row = c->items[0].k.row + (c->items[0].k.count - 2) * c->items[0].k.row_step;
+        for (int64_t b = 0; poison && b < c->problem.batch; b++)
+            for (int64_t head = 0; head < c->v[0].heads; head++) guarded_set(&c->v[0], b, row, head, 0, INFINITY);
+        case_forward_reference(c);
+        case_backward_reference(c);
+        const guarded *of[3] = {&c->dq, &c->dk[0], &c->dv[0]};
+        double *alone[3] = {0};
+        for (int workers = 1; workers <= 4; workers++) {
+            ra_workers *w;
+            assert_int_equal(ra_workers_create(workers, &w), RA_OK);
+            case_backward(c, &emulated, w);
+            ra_workers_destroy(w);
+            case_check_backward(c, emulated.name, seed);
+            for (int i = 0; i < 3; i++) {
+                double *got = read_all(of[i]);
+                if (workers > 1) {
+                    const int64_t count = of[i]->batches * of[i]->rows * of[i]->heads * of[i]->dim;
+                    assert_memory_equal(alone[i], got, (size_t)count * sizeof *got);
+                    free(alone[i]);
+                }
+                alone[i] = got; /* the same bits */
+            }
+        }
+        for (int i = 0; i < 3; i++) free(alone[i]);
+        case_free(c);
+    }
+}
+
+static void all_cases(void) {
+    case_options dense = one_place, causal = one_place, several = one_place;
+    dense.forbid_limits = true;
+    causal.causal = true, causal.q_step = causal.k_step = 1;
+    several.rows = several.max_rows = 200, several.keys = several.max_keys = 300;
+    several.several = true, several.single = false;
+    backward_cases(&dense, 30000, 1, false);
+    backward_cases(&causal, 30100, 2, false);
+    backward_cases(&one_place, 30200, 2, false);
+    backward_cases(&several, 30300, 4, false);
+}
+
+static void workers_that_wait_for_their_turn_sum_alike(void **state) {
+    (void)state;
+    all_late = false;
+    all_cases();
+}
+
+static void workers_whose_turn_is_always_late_sum_alike(void **state) {
+    (void)state;
+    all_late = true;
+    late = 0;
+    all_cases();
+    assert_true(late > 100);
+}
+
+/* Tiles that are not finite are given up when some of their rows are in the queue, or their sums in a worker's own rooms. */
+static void what_is_kept_comes_before_what_is_given_up(void **state) {
+    (void)state;
+    case_options dense = one_place;
+    dense.forbid_limits = true;
+    for (int mode = 0; mode < 2; mode++) {
+        all_late = mode;
+        scalar_tiles = 0;
+        backward_cases(&dense, 30400, 1, true);
+        assert_true(scalar_tiles > 0);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(workers_that_wait_for_their_turn_sum_alike),
+        cmocka_unit_test(workers_whose_turn_is_always_late_sum_alike),
+        cmocka_unit_test(what_is_kept_comes_before_what_is_given_up),
+    };
+    return cmocka_run_group_tests_name("kernel_turns", tests, NULL, NULL);
+}
