@@ -90,7 +90,7 @@ static void meet(atomic_int *arrived, int wanted) {
 
 typedef struct meeting {
     atomic_int arrived;
-    int ran[4];
+    int ran[4], left[4];
 } meeting;
 
 static void meet_three_others(void *arg, int64_t index, int worker) {
@@ -108,6 +108,26 @@ static void slow_tasks_are_shared_by_all_workers(void **state) {
     ra_workers_run(w, 4, meet_three_others, &m, NULL, NULL);
     ra_workers_destroy(w);
     for (int i = 0; i < 4; i++) assert_int_equal(m.ran[i], 1);
+}
+
+static void leave_meeting(void *arg, int worker) {
+    meeting *m = arg;
+    m->left[worker] = m->ran[worker];
+}
+
+static void every_worker_says_when_it_has_no_more_tasks(void **state) {
+    (void)state;
+    for (int rounds = 0; rounds < 20; rounds++) {
+        meeting m = {0};
+        ra_workers *w;
+        assert_int_equal(ra_workers_create(4, &w), RA_OK);
+        ra_workers_run_to(w, 4, meet_three_others, leave_meeting, &m, NULL, NULL);
+        for (int i = 0; i < 4; i++) assert_int_equal(m.left[i], 1);
+        m = (meeting){0};
+        ra_workers_run(w, 4, meet_three_others, &m, NULL, NULL); /* the next job has none of it */
+        for (int i = 0; i < 4; i++) assert_int_equal(m.left[i], 0);
+        ra_workers_destroy(w);
+    }
 }
 
 static void do_nothing(void *arg, int64_t index, int worker) {
@@ -290,6 +310,7 @@ int main(void) {
         cmocka_unit_test(every_index_runs_once_for_any_number_of_workers_and_tasks),
         cmocka_unit_test(jobs_one_after_another_never_mix_asleep_or_awake),
         cmocka_unit_test(slow_tasks_are_shared_by_all_workers),
+        cmocka_unit_test(every_worker_says_when_it_has_no_more_tasks),
         cmocka_unit_test(the_caller_polls_between_tasks_and_while_it_waits),
         cmocka_unit_test(signals_stay_with_the_programs_own_threads),
         cmocka_unit_test(a_forked_child_can_still_run_and_destroy),
