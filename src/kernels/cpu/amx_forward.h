@@ -17,7 +17,7 @@
 
 enum {
     STRIP = SQUARE,
-    SUMMED = 131072, /* elements of acc of a tile at most */
+    SUMMED = 131072, /* elements of acc of a tile at most (times `trade`) */
 };
 #ifndef QUERIES /* a test has less of each */
 enum {
@@ -28,8 +28,8 @@ enum {
 };
 #endif
 
-/* Are there keys enough for each tile to pack them for itself? With bf16 such a tile trades keys for rows, since every one of
- * them is packed once for all its rows. */
+/* Are there too many keys to pack them once for all tiles? Then each tile packs them for its own rows. The more rows it has,
+ * the more use a packing is: with bf16 it has twice as many, and half as many keys in a chunk, so that both fit the cache. */
 INLINE bool packs_alone(const ra_problem *problem) { return problem->keys > SHARED / padded(problem->head_dim); }
 INLINE int64_t trade(const ra_problem *problem) { return PIECES == 1 && packs_alone(problem) ? 2 : 1; }
 

@@ -326,7 +326,7 @@ static void backward_task(void *arg, int64_t index, int worker) {
 }
 
 bool ra_turn_comes_soon(const ra_turn *turn, int64_t rows) {
-    for (int spins = 0; spins < 100; spins++) {
+    for (int spins = 0; spins < 100; spins++) { /* little beside a block, and two equal workers fall into step by it */
         if (ra_turn_has_come(turn, rows)) return true;
         ra_relax();
     }
