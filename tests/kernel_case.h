@@ -234,6 +234,26 @@ static inline void case_pairs(kernel_case *c, meet *visit, void *arg) {
     }
 }
 
+/* Each query row (key row) of the items, met or not. `head`: as its tensor has it. */
+typedef void visit_row(kernel_case *c, int item, int64_t b, int64_t row, int64_t head, void *arg);
+
+static inline void case_rows(kernel_case *c, bool keys, visit_row *visit, void *arg) {
+    for (int n = 0; n < c->item_count; n++) {
+        const ra_item *t = &c->items[n];
+        const ra_item_rows *rows = keys ? &t->k : &t->q;
+        for (int64_t i0 = 0; i0 < t->loop[0].repeat; i0++)
+            for (int64_t i1 = 0; i1 < t->loop[1].repeat; i1++)
+                for (int64_t b = 0; b < c->problem.batch; b++)
+                    for (int64_t h = 0; h < t->heads.count; h++)
+                        for (int64_t u = 0; u < (keys ? 1 : case_group(c)); u++)
+                            for (int64_t a = 0; a < rows->count; a++)
+                                visit(c, n, b,
+                                      rows->row + a * rows->row_step + i0 * (keys ? t->loop[0].k_row : t->loop[0].q_row) +
+                                          i1 * (keys ? t->loop[1].k_row : t->loop[1].q_row),
+                                      keys ? h : (t->heads.start + h * t->heads.step) * case_group(c) + u, arg);
+    }
+}
+
 static inline int64_t row_at(const kernel_case *c, int64_t b, int64_t row, int64_t head) {
     return (b * c->problem.rows_q + row) * c->problem.heads + head;
 }
@@ -558,6 +578,12 @@ static inline void scratch_free(void *scratch, int64_t bytes) {
     munmap((char *)scratch - (body - (size_t)ra_round_up(bytes, 64)) - page, body + 2 * page);
 }
 
+static inline void poison_row(kernel_case *c, int item, int64_t b, int64_t row, int64_t head, void *arg) {
+    (void)item, (void)arg;
+    for (int64_t d = 0; d < c->out.dim; d++) guarded_set(&c->out, b, row, head, d, NAN);
+    guarded_set(&c->lse, b, row, head, 0, NAN);
+}
+
 static inline void case_forward(kernel_case *c, const ra_kernel *kernel, ra_workers *workers, bool want_lse) {
     guarded *outputs[] = {&c->out, &c->lse, &c->acc, &c->m, &c->l};
     for (int i = 0; i < 5; i++) guarded_keep(outputs[i]);
@@ -565,6 +591,7 @@ static inline void case_forward(kernel_case *c, const ra_kernel *kernel, ra_work
     const ra_used_rows every = {0};
     ra_rows_fill(&c->problem, workers, &every, c->single, c->out.tensor, want_lse ? c->lse.tensor : none, c->acc.tensor,
                  c->m.tensor, c->l.tensor);
+    if (c->single) case_rows(c, false, poison_row, NULL); /* kernels write all of these */
     const int64_t bytes = kernel->forward_scratch(&c->problem, ra_workers_count(workers));
     int64_t polls = 0;
     ra_forward_step step = {.problem = &c->problem,
@@ -594,15 +621,15 @@ static inline void case_forward(kernel_case *c, const ra_kernel *kernel, ra_work
     for (int i = 0; i < 5; i++) guarded_check(outputs[i], false);
 }
 
-/* What a single backward step writes to: zeros. Sums hold anything. */
-static inline guarded result_like(rng *r, const kernel_case *c, guarded *sums) {
+/* What a single backward step writes to: zeros in rows of which `input` is in no pair. The others hold anything, sums too. */
+static inline guarded result_like(rng *r, const kernel_case *c, guarded *sums, const guarded *input) {
     guarded g = guarded_new(r, c->problem.dtype, sums->batches, sums->rows, sums->heads, sums->dim);
     for (int64_t b = 0; b < g.batches; b++)
         for (int64_t row = 0; row < g.rows; row++)
             for (int64_t head = 0; head < g.heads; head++) {
                 guarded_use(&g, b, row, head);
                 for (int64_t d = 0; d < g.dim; d++) {
-                    guarded_set(&g, b, row, head, d, 0);
+                    guarded_set(&g, b, row, head, d, input->used[guarded_at(input, b, row, head, d)] ? NAN : 0);
                     if (sums->used[guarded_at(sums, b, row, head, d)]) guarded_set(sums, b, row, head, d, NAN);
                 }
             }
@@ -653,8 +680,8 @@ static inline void case_backward(kernel_case *c, const ra_kernel *kernel, ra_wor
                              .workers = workers,
                              .scratch = scratch_new(bytes)};
     rng r = {.seed = p->seed};
-    guarded *sums[3] = {&c->dq, &c->dk[0], &c->dv[0]}, results[3] = {0};
-    for (int i = 0; c->single && i < 3; i++) results[i] = result_like(&r, c, sums[i]);
+    guarded *sums[3] = {&c->dq, &c->dk[0], &c->dv[0]}, *inputs[3] = {&c->q, &c->k[0], &c->v[0]}, results[3] = {0};
+    for (int i = 0; c->single && i < 3; i++) results[i] = result_like(&r, c, sums[i], inputs[i]);
     ra_item *item = &c->items[0];
     const ra_tensor dk_view = item->dk_view, dv_view = item->dv_view;
     if (c->single) {

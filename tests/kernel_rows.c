@@ -139,6 +139,33 @@ static void rows_that_no_item_meets_are_zero_and_minus_infinity(void **state) {
     }
 }
 
+static double three(rows_case *c, int64_t b, int64_t row, int64_t head, int64_t d, void *arg) {
+    (void)c, (void)b, (void)row, (void)head, (void)d, (void)arg;
+    return 3;
+}
+
+static void gaps_are_filled_and_used_rows_are_left_alone(void **state) {
+    (void)state;
+    static const ra_dtype dtypes[] = {RA_F32, RA_BF16, RA_F16, RA_F64};
+    const ra_tensor none = {0};
+    for (uint64_t seed = 23000; seed < 23000 + (uint64_t)case_share(200); seed++) {
+        rows_case c = case_of_rows(seed, dtypes[seed % 4]);
+        c.used.sets = c.sets;
+        guarded out = tensor_of(&c, c.problem.dtype, c.problem.head_dim, true);
+        guarded lse = tensor_of(&c, state_of(c.problem.dtype), 0, true);
+        guarded *both[] = {&out, &lse};
+        for (int i = 0; i < 2; i++)
+            for (int64_t at = 0; at < both[i]->elements; at++)
+                if (both[i]->used[at]) set_element(both[i]->tensor.data, both[i]->dtype, at, 3);
+        ra_rows_fill_gaps(&c.problem, c.workers, &c.used, out.tensor, seed % 3 ? lse.tensor : none, c.rows, c.heads);
+        check_elements(&c, &out, three, 0, NULL);
+        if (seed % 3) check_elements(&c, &lse, three, -INFINITY, NULL);
+        guarded_free(&out);
+        guarded_free(&lse);
+        rows_case_free(&c);
+    }
+}
+
 typedef struct forward_state {
     guarded acc, m, l;
     const double *sums; /* what acc held */
@@ -191,6 +218,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_are_the_sums_of_used_rows_between_zeros),
         cmocka_unit_test(rows_that_no_item_meets_are_zero_and_minus_infinity),
+        cmocka_unit_test(gaps_are_filled_and_used_rows_are_left_alone),
         cmocka_unit_test(a_state_is_kept_and_finished_in_used_rows_alone),
     };
     return cmocka_run_group_tests_name("kernel_rows", tests, NULL, NULL);

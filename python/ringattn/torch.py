@@ -17,7 +17,7 @@ from . import dist as _dist
 from ._attention import checked_seed, checked_shapes, key_ranges
 from ._config import Options, Problem, Settings, Shape, checked, make_options, problem_for
 from ._engine import NOTHING, Tensor
-from ._pages import prefer_large
+from ._memory import SMALL, blocks
 
 _CODES = {torch.float32: _lib.F32, torch.bfloat16: _lib.BF16, torch.float16: _lib.F16, torch.float64: _lib.F64}
 DTYPES = {code: dtype for dtype, code in _CODES.items()}
@@ -100,10 +100,11 @@ def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tup
 
 
 def _result_like(x: torch.Tensor) -> torch.Tensor:
-    result = torch.empty_like(x, memory_format=torch.contiguous_format)
-    if x.device.type == "cpu":
-        prefer_large(result.data_ptr(), result.nbytes)
-    return result
+    if x.device.type == "cpu" and x.nbytes >= SMALL:
+        memory = blocks.take(x.nbytes)
+        if memory is not None:
+            return torch.frombuffer(memory, dtype=x.dtype).view(x.shape)
+    return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def run_forward(

@@ -88,4 +88,26 @@ static inline void ra_key_interval(const ra_problem *p, int64_t b, int64_t x, in
     *end = ra_max(lo, hi);
 }
 
+/* Does every query of an item meet a key, and every key a query? False, too, where that is hard to tell. */
+static inline bool ra_item_whole(const ra_problem *p, const ra_item *item) {
+    const bool limits = p->left != RA_NO_LIMIT || p->right != RA_NO_LIMIT;
+    if (item->q.count <= 0 || item->k.count <= 0 || p->key_begin || p->key_end) return false;
+    if (!limits) return true;
+    for (int i = 0; i < 2; i++)
+        if (item->loop[i].repeat > 1 && item->loop[i].q_pos != item->loop[i].k_pos) return false;
+    /* A window as wide as a step has no gaps, so only the ends may miss. Keys look at queries the other way round. */
+    const ra_item_rows *sides[2] = {&item->q, &item->k};
+    for (int i = 0; i < 2; i++) {
+        const ra_item_rows *own = sides[i], *other = sides[1 - i];
+        const ra_problem seen = {.left = i ? p->right : p->left, .right = i ? p->left : p->right};
+        if (seen.left != RA_NO_LIMIT && seen.right != RA_NO_LIMIT && seen.left + seen.right < other->pos_step - 1) return false;
+        for (int64_t at = 0; at < own->count; at += ra_max(1, own->count - 1)) {
+            int64_t begin, end;
+            ra_key_interval(&seen, 0, own->pos + at * own->pos_step, other->pos, other->pos_step, other->count, &begin, &end);
+            if (begin >= ra_min(end, other->count)) return false;
+        }
+    }
+    return true;
+}
+
 #endif

@@ -20,11 +20,22 @@ void ra_stream(void *to, const void *from, int64_t bytes) {
     memcpy(at, source, (size_t)bytes);
 }
 
+void ra_stream_zeros(void *to, int64_t bytes) {
+    const int64_t edge = ra_min(bytes, (int64_t)(-(uintptr_t)to % LINE));
+    char *at = (char *)to + edge;
+    memset(to, 0, (size_t)edge);
+    for (bytes -= edge; bytes >= LINE; bytes -= LINE, at += LINE)
+        for (int i = 0; i < LINE; i += 16) _mm_stream_si128((__m128i *)(void *)(at + i), _mm_setzero_si128());
+    memset(at, 0, (size_t)bytes);
+}
+
 void ra_stream_end(void) { _mm_sfence(); }
 
 #else /* others see a run of whole lines by themselves */
 
 void ra_stream(void *to, const void *from, int64_t bytes) { memcpy(to, from, (size_t)bytes); }
+
+void ra_stream_zeros(void *to, int64_t bytes) { memset(to, 0, (size_t)bytes); }
 
 void ra_stream_end(void) {}
 

@@ -7,6 +7,8 @@
 
 /* Copies bytes. Only whole lines pass the caches by: a part of a line may have neighbours that are there. */
 void ra_stream(void *to, const void *from, int64_t bytes);
+/* The same with zeros. */
+void ra_stream_zeros(void *to, int64_t bytes);
 /* Before another thread is told of what was streamed. */
 void ra_stream_end(void);
 

@@ -9,6 +9,7 @@
 #include "core/workers.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
@@ -24,6 +25,8 @@
 
 /* Looking at the gate this often costs some ten microseconds: as long as a sleep and a wake-up. */
 #define SPINS 1000
+/* Looks between which the caller lets other threads run, at the end of a job: some hundred microseconds, a last small task. */
+#define YIELDS 200
 
 typedef struct slot {
     ra_workers *workers;
@@ -178,6 +181,10 @@ static bool somebody_inside(ra_workers *w) { return (atomic_load(&w->gate) & INS
 static void close_gate(ra_workers *w, void (*poll)(void *poll_arg), void *poll_arg) {
     atomic_fetch_and(&w->gate, ~(uint_fast64_t)OPEN_BIT);
     for (int i = 0; i < SPINS && somebody_inside(w); i++) ra_relax();
+    for (int i = 0; !poll && i < YIELDS && somebody_inside(w); i++) {
+        for (int j = 0; j < 10; j++) ra_relax();
+        sched_yield();
+    }
     while (somebody_inside(w)) {
         if (poll) poll(poll_arg);
         pthread_mutex_lock(&w->lock);

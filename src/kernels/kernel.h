@@ -20,6 +20,7 @@ typedef struct ra_forward_step {
     const ra_item *items;
     int64_t item_count;
     bool single;
+    bool covered;          /* single, and items meet all used rows: fill may leave those to forward */
     ra_tensor q, out, lse; /* lse.data may be NULL only when single */
     ra_tensor acc, m, l;   /* f32 (f64); unused when single */
     ra_used_rows used;     /* items meet no others; fill and finish may rest on it */
@@ -33,13 +34,14 @@ typedef struct ra_forward_step {
 /* Backward step: adds to dq_acc, and to the dk_view and dv_view of each item. Order of all sums is fixed by items alone.
  *
  * A plan in which every query row and every key is met by at most one item of one step runs `single`: the kernel writes dq and
- * the dk_result and dv_result of each item itself, and where no pair is leaves the zeros that are there. dq_acc, dk_view and
- * dv_view are room for sums, with anything in it; or, if the type has more than 16 bits, the results themselves. */
+ * the dk_result and dv_result of each item itself, and where no pair is leaves what is there. dq_acc, dk_view and dv_view are
+ * room for sums, with anything in it; or, if the type has more than 16 bits, the results themselves. */
 typedef struct ra_backward_step {
     const ra_problem *problem;
     const ra_item *items;
     int64_t item_count;
     bool single;
+    bool zeroed; /* single, and results hold zeros, so that a kernel may add to them */
     ra_tensor q, dout, lse;
     ra_tensor dq;     /* unused unless single */
     ra_tensor delta;  /* rowsum(dout*out) - dlse, f32 (f64), addressed like lse */

@@ -14,6 +14,9 @@ void ra_rows_fill(const ra_problem *problem, ra_workers *workers, const ra_used_
  * lse; lse.data may be NULL. */
 void ra_rows_finish(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor acc, ra_tensor m,
                     ra_tensor l, ra_tensor out, ra_tensor lse);
+/* The same of a single step whose items meet every used row: only the others are filled. */
+void ra_rows_fill_gaps(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor out, ra_tensor lse,
+                       int64_t rows, int64_t heads);
 /* Zeros, in used rows alone; size: bytes of an element. */
 void ra_rows_zero(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor tensor, int64_t size,
                   int64_t rows, int64_t heads);

@@ -58,6 +58,21 @@ void ra_add_packed(ra_call *call, const ra_piece *pieces, int64_t count, char *p
     }
 }
 
+/* Do the items at hand meet every used query (key)? In a single step no two of them meet the same. */
+static bool meet_all(const ra_call *call, bool queries) {
+    const ra_config *c = &call->plan->config;
+    const ra_view *view = &call->plan->view;
+    const ra_used_rows *used = queries ? &view->used_q : &view->used_k;
+    int64_t met = 0, all = used->count > 0 ? 0 : queries ? view->rows_q * c->heads : view->rows_k * c->kv_heads;
+    for (int64_t i = 0; i < used->count; i++) all += used->sets[i].rows.count * used->sets[i].heads.count;
+    for (int64_t i = 0; i < call->item_count; i++) {
+        const ra_item *item = &call->plan->items[i];
+        met += (queries ? item->q.count * (c->heads / c->kv_heads) : item->k.count) * item->heads.count * item->loop[0].repeat *
+               item->loop[1].repeat;
+    }
+    return met == all;
+}
+
 /* -------------------------------------------------------------------------------------------------------- forward */
 
 /* (acc, m, l) one after the other behind the header of a message. */
@@ -100,6 +115,7 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
         pass.step.used.count = 0;
     }
     ra_call_items_local(&pass.call, &pass.home);
+    pass.step.covered = view->single && meet_all(&pass.call, true);
     ra_status status = plan->kernel->fill(&pass.step);
     if (status == RA_OK)
         status = w->state                               ? ra_merge_forward(&pass)
@@ -117,7 +133,7 @@ typedef struct gradient {
     ra_tensor result, sums;
     bool single;
     int64_t rows, heads;
-    ra_used_rows used; /* only these have sums */
+    ra_used_rows used; /* only these have sums apart from results */
 } gradient;
 
 static gradient gradient_of(const ra_plan *plan, ra_tensor result, char *workspace, bool queries) {
@@ -127,24 +143,35 @@ static gradient gradient_of(const ra_plan *plan, ra_tensor result, char *workspa
                   .sums = result,
                   .single = view->single_backward,
                   .rows = queries ? view->rows_q : view->rows_k,
-                  .heads = queries ? c->heads : c->kv_heads};
-    if (workspace) {
-        g.sums = ra_sums_tensor(c, view, queries, workspace);
-        g.used = queries ? view->used_q : view->used_k;
-    }
+                  .heads = queries ? c->heads : c->kv_heads,
+                  .used = queries ? view->used_q : view->used_k};
+    if (workspace) g.sums = ra_sums_tensor(c, view, queries, workspace);
     return g;
 }
 
-static void start_sums(const ra_plan *plan, const gradient *g) {
+/* Will the kernel write every used row of all gradients? */
+static bool writes_all(const ra_backward_pass *pass) {
+    const ra_call *call = &pass->call;
+    for (int64_t i = 0; i < call->item_count; i++)
+        if (!ra_item_whole(&call->plan->problem, &call->plan->items[i])) return false;
+    return pass->step.single && meet_all(call, true) && meet_all(call, false);
+}
+
+static bool sums_apart(const gradient *g) { return g->sums.data != g->result.data; }
+
+static void start_sums(const ra_plan *plan, const gradient *g, bool zeroed) {
     const ra_used_rows all = {0};
+    const ra_problem *problem = &plan->problem;
+    ra_workers *workers = plan->comm->workers;
     const ra_dtype dtype = plan->config.dtype;
-    if (g->single)
-        ra_rows_zero(&plan->problem, plan->comm->workers, &all, g->result, (int64_t)ra_dtype_size(dtype), g->rows, g->heads);
-    else ra_rows_zero(&plan->problem, plan->comm->workers, &g->used, g->sums, ra_state_size(dtype), g->rows, g->heads);
+    if (g->single && !zeroed) ra_rows_fill_gaps(problem, workers, &g->used, g->result, (ra_tensor){0}, g->rows, g->heads);
+    else if (g->single || !sums_apart(g))
+        ra_rows_zero(problem, workers, &all, g->result, (int64_t)ra_dtype_size(dtype), g->rows, g->heads);
+    else ra_rows_zero(problem, workers, &g->used, g->sums, ra_state_size(dtype), g->rows, g->heads);
 }
 
 static void take_sums(const ra_plan *plan, const gradient *g) {
-    if (g->single || g->sums.data == g->result.data) return;
+    if (g->single || !sums_apart(g)) return;
     ra_rows_convert(&plan->problem, plan->comm->workers, &g->used, g->result, g->sums, g->rows, g->heads);
 }
 
@@ -184,10 +211,11 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
                                    .poll = ra_call_poll,
                                    .poll_arg = &pass.call};
     const gradient *gradients[] = {&dq, &dk, &dv};
-    for (int i = 0; i < 3; i++) start_sums(plan, gradients[i]);
+    ra_call_items_local(&pass.call, &pass.home);
+    pass.step.zeroed = !writes_all(&pass);
+    for (int i = 0; i < 3; i++) start_sums(plan, gradients[i], pass.step.zeroed);
     ra_rows_delta(&plan->problem, workers, &plan->view.used_q, args->dout, args->out, args->dlse, delta, plan->view.rows_q,
                   c->heads);
-    ra_call_items_local(&pass.call, &pass.home);
     ra_status status = w->state                               ? ra_merge_backward(&pass)
                        : plan->schedule == RA_SCHEDULE_GATHER ? ra_gather_backward(&pass)
                                                               : ra_ring_rounds_backward(&pass);

@@ -156,7 +156,7 @@ INLINE void store_pairs(uint16_t *to, pieces low, pieces high) {
 
 /* -------------------------------------------------------------------------------------------------------- results */
 
-enum { STREAMED = 1 << 21 }; /* elements of a result; a smaller one is better off in the caches, near its reader */
+enum { STREAMED = 1 << 19 }; /* elements of a result; a smaller one is better off in the caches, near its reader */
 
 /* Do rows of a result that lie `stride` elements apart pass the caches by? Between others they are no stream that a processor
  * sees coming, and it would read every line to write it. */

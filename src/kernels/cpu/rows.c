@@ -9,7 +9,7 @@
 enum {
     TASK = 65536,       /* elements, about */
     BLOCK = 16384,      /* bytes of a block with gaps, at most: the first cache holds it */
-    STREAMED = 1 << 20, /* bytes of gradients with gaps; smaller ones are better off in the second cache, near their reader */
+    STREAMED = 1 << 20, /* bytes of results with gaps; smaller ones are better off in the second cache, near their reader */
 };
 
 /* Rows and heads of a batch entry. */
@@ -43,6 +43,10 @@ static void *element(const ra_tensor *t, int64_t size, int64_t batch, int64_t ro
 }
 
 static int64_t out_size(const rows_job *job) { return (int64_t)ra_dtype_size(job->problem->dtype); }
+
+static bool is_large(const rows_job *job) {
+    return job->problem->batch * job->rows * job->heads * job->problem->head_dim * out_size(job) >= STREAMED;
+}
 
 static bool heads_together(const rows_job *job, const ra_tensor *t) {
     return job->heads == 1 || t->head == job->problem->head_dim;
@@ -127,7 +131,8 @@ static void fill_gaps(const rows_job *job, const block *b, const char used[BLOCK
     for (int64_t begin = 0, end; begin < all; begin = end + 1) {
         const char *next = memchr(used + begin, 1, (size_t)(all - begin));
         end = next ? next - used : all;
-        memset(out + begin * bytes, 0, (size_t)((end - begin) * bytes));
+        if (job->streamed) ra_stream_zeros(out + begin * bytes, (end - begin) * bytes);
+        else memset(out + begin * bytes, 0, (size_t)((end - begin) * bytes));
     }
     for (int64_t i = 0; job->lse.data && i < b->rows; i++)
         for (int64_t h = 0; h < b->heads; h++)
@@ -180,6 +185,19 @@ void ra_rows_fill(const ra_problem *problem, ra_workers *workers, const ra_used_
                     .size = single ? (int64_t)ra_dtype_size(problem->dtype) : ra_state_size(problem->dtype),
                     .each = fill_block};
     run(&job, workers, single ? &(ra_used_rows){0} : used);
+}
+
+static void gaps_block(const rows_job *job, const block *b) {
+    char used[BLOCK / 2];
+    find_used(job, b, used);
+    fill_gaps(job, b, used);
+}
+
+void ra_rows_fill_gaps(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor out, ra_tensor lse,
+                       int64_t rows, int64_t heads) {
+    rows_job job = {.problem = problem, .out = out, .lse = lse, .rows = rows, .heads = heads, .each = gaps_block};
+    job.streamed = is_large(&job);
+    if (used->count > 0) run(&job, workers, used);
 }
 
 void ra_rows_zero(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor tensor, int64_t size,
@@ -337,6 +355,6 @@ static void convert_block(const rows_job *job, const block *b) {
 void ra_rows_convert(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor dst, ra_tensor src,
                      int64_t rows, int64_t heads) {
     rows_job job = {.problem = problem, .a = src, .out = dst, .rows = rows, .heads = heads, .each = convert_block};
-    job.streamed = used->count > 0 && problem->batch * rows * heads * problem->head_dim * out_size(&job) >= STREAMED;
+    job.streamed = used->count > 0 && is_large(&job);
     run(&job, workers, used);
 }

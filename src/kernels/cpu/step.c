@@ -140,7 +140,7 @@ static void choose_tiles(forward_wave *wave, int64_t all, int64_t unit, int64_t 
     most = ra_cpu_tile_rows(problem, unit, most);
     tiles *= ra_max(1, ra_ceil_div(wave->turn, tiles * most)); /* all alike */
     wave->large = ra_max(1, ra_ceil_div(wave->turn, tiles * unit)) * unit;
-    wave->small = ra_min(wave->large, ra_max(4, ra_ceil_div(all - wave->turn, 2 * workers * unit)) * unit);
+    wave->small = ra_min(wave->large, ra_max(4, ra_ceil_div(all - wave->turn, 4 * workers * unit)) * unit);
 }
 
 ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int64_t unit, int64_t most, int64_t scratch) {
@@ -222,18 +222,19 @@ static bool met_among(const backward_wave *wave, const ra_place *place, int64_t 
     return from < to;
 }
 
+static void open_sum(const ra_problem *problem, const ra_tensor *sums, int64_t at) {
+    const int64_t size = ra_state_size(problem->dtype);
+    memset((char *)sums->data + at * size, 0, (size_t)(problem->head_dim * size));
+}
+
 void ra_open_rows(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; r++)
-        memset((float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, r), 0,
-               (size_t)place->problem->head_dim * sizeof(float));
+    for (int64_t r = begin; r < end; r++) open_sum(place->problem, &step->dq_acc, ra_place_at(place, &step->dq_acc, r));
 }
 
 void ra_open_keys(const ra_place *place, int64_t first, int64_t last) {
     const ra_tensor *sums[] = {&place->item->dk_view, &place->item->dv_view};
     for (int i = 0; i < 2; i++)
-        for (int64_t c = first; c < last; c++)
-            memset((float *)sums[i]->data + ra_place_key_at(place, sums[i], c), 0,
-                   (size_t)place->problem->head_dim * sizeof(float));
+        for (int64_t c = first; c < last; c++) open_sum(place->problem, sums[i], ra_place_key_at(place, sums[i], c));
 }
 
 /* 16-bit elements from f32. */
@@ -277,7 +278,7 @@ static void backward_pair(const backward_wave *wave, ra_place *place, int64_t i,
         }
         ra_place_ends(place, begin, end, wave->tiles->keys, j, &opens, &closes);
     }
-    const bool around = step->single && !wave->tiles->writes && sums_apart(place->problem); /* else zeros are there to add to */
+    const bool around = step->single && !wave->tiles->writes && (sums_apart(place->problem) || !step->zeroed);
     if (around && opens) ra_open_rows(step, place, begin, end);
     if (around && place->opens) ra_open_keys(place, low, high);
     wave->tiles->tile(step, place, begin, end, low, high, scratch);
