@@ -14,7 +14,8 @@ Cases, each for every --seq, --dims, --dtypes, --threads and --passes:
 and of this library against itself, where the peer is
     own                                 dense attention of as many rows as a dilated segment has (w/r = 1024), for each useful flop
     ranks                               one rank of two workers, against two ranks of one (n = 32768)
-    scaling                             one thread, against two, with one head
+    scaling                             one thread, against two, with one head: both on the same two cores, where one thread runs on
+                                        each in turn; its speed is the mean of both, since cores of a shared machine are not alike
     overhead                            PyTorch at n = 1: microseconds of a whole call from Python, smallest of many
 
 With several threads each call begins after 20 ms of rest, since PyTorch's threads stay busy waiting for 10 ms after a call.
@@ -195,6 +196,23 @@ def timed(call):
     return time.perf_counter() - start
 
 
+class Cores:
+    """Two cores for all threads of this process, and for the calling one either of them."""
+
+    def __enter__(self):
+        self.before = os.sched_getaffinity(0)
+        self.two = sorted(self.before)[:2]
+        self.let(self.two, os.listdir("/proc/self/task"))
+        return self
+
+    def let(self, cores, threads=(0,)):
+        for thread in threads:
+            os.sched_setaffinity(int(thread), cores)
+
+    def __exit__(self, *_):
+        self.let(self.before, os.listdir("/proc/self/task"))
+
+
 def measure(ours, peer, seconds, rest):
     """Medians of calls that take turns, after one of each that does not count. Before each, `rest` seconds of nothing."""
     stop = time.perf_counter() + seconds
@@ -204,6 +222,23 @@ def measure(ours, peer, seconds, rest):
             time.sleep(rest)
             times[side].append(timed(call))
     return [statistics.median(side) for side in times]
+
+
+def measure_scaling(two, one, seconds):
+    """The same for two threads against one, which runs on each of their cores in turn."""
+    if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
+        return measure(two, one, seconds, 0)
+    stop = time.perf_counter() + seconds
+    two(), one()
+    with Cores() as cores:
+        both, alone = [], ([], [])
+        while len(both) < 4 or (time.perf_counter() < stop and len(both) < 120):
+            core = len(both) % 2
+            cores.let(cores.two)
+            both.append(timed(two))
+            cores.let([cores.two[core]])
+            alone[core].append(timed(one))
+    return [statistics.median(both), statistics.harmonic_mean([statistics.median(times) for times in alone])]
 
 
 def overhead(dtype, dim, threads, kernel):
@@ -258,7 +293,11 @@ def measured(options):
                 continue
             if direction == options.passes[0] and call < 0.5:
                 one.check()
-            times = measure(*one.calls(direction), seconds, REST if threads > 1 and one.own_peer is None else 0)
+            sides = one.calls(direction)
+            if case == "scaling":
+                times = measure_scaling(*sides, seconds)
+            else:
+                times = measure(*sides, seconds, REST if threads > 1 and one.own_peer is None else 0)
             rates[like] = flops / max(times)
             rows.append(dict(names, unit="gflops", ringattn=flops / times[0] / 1e9, peer=flops / times[1] / 1e9, ratio=times[1] / times[0]))
         print("{case:14} {dtype:4} n={seq:<6} h={heads} d={dim:<3} threads={threads} {direction:8} ringattn {ringattn:8.1f} "

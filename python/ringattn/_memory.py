@@ -13,7 +13,7 @@ import weakref
 from collections import deque
 from typing import Optional
 
-SMALL = 1 << 18  # bytes below which any allocator does as well
+SMALL = 1 << 20  # bytes below which an allocator has as much at hand
 MOST = 128 << 20  # bytes that wait, at most: more than that goes back to the system at once
 PATIENCE = 64  # results later, a block that still waits goes back, too
 LARGE_PAGE = 2 << 20
@@ -34,9 +34,6 @@ class Block:
             except OSError:
                 pass  # the system has none
 
-    def view(self, size: int) -> memoryview:
-        return memoryview(self.map)[self.begin : self.begin + size]
-
 
 class Blocks:
     """Blocks that wait, oldest first. A result may go at any moment, in any thread, also while `take` runs: all that happens then
@@ -44,11 +41,13 @@ class Blocks:
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Block]] = deque()  # and the number of the result after which it came back
+        self._taken: dict[int, tuple[weakref.ref[memoryview], Block]] = {}  # by id of the reference
         self._results = 0
 
-    def take(self, size: int) -> Optional[memoryview]:
-        """Memory for a result, with anything in it. It comes back when the view itself is gone, so whatever uses it must hold that
-        (a tensor that torch.frombuffer made does, with all of its parts; a slice of the view does not). None: there is none."""
+    def take(self, size: int) -> Optional[tuple[memoryview, int]]:
+        """Memory for a result, with anything in it: a view, and where in it the result begins. It comes back when the view itself
+        is gone, so whatever uses it must hold that (a tensor that torch.frombuffer made does, with all of its parts; a slice of
+        the view does not). None: there is none."""
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._results += 1
         block = self._waiting_of(whole)
@@ -57,13 +56,14 @@ class Blocks:
                 block = Block(whole)
             except OSError:
                 return None
-        view = block.view(size)
-        weakref.finalize(view, self._give_back, block).atexit = False
-        return view
+        view = memoryview(block.map)
+        reference = weakref.ref(view, self._give_back)
+        self._taken[id(reference)] = reference, block
+        return view, block.begin
 
     def waiting(self) -> int:
         """Bytes that wait."""
-        return sum(block.size for _, block in tuple(self._waiting))
+        return sum([block.size for _, block in tuple(self._waiting)])
 
     def _waiting_of(self, size: int) -> Optional[Block]:
         found = None
@@ -78,7 +78,8 @@ class Blocks:
                 self._waiting.append((since, block))
         return found
 
-    def _give_back(self, block: Block) -> None:
+    def _give_back(self, reference: weakref.ref[memoryview]) -> None:
+        _, block = self._taken.pop(id(reference))
         if block.size + self.waiting() <= MOST:
             self._waiting.append((self._results, block))
 

@@ -103,7 +103,8 @@ def _result_like(x: torch.Tensor) -> torch.Tensor:
     if x.device.type == "cpu" and x.nbytes >= SMALL:
         memory = blocks.take(x.nbytes)
         if memory is not None:
-            return torch.frombuffer(memory, dtype=x.dtype).view(x.shape)
+            view, begin = memory
+            return torch.frombuffer(view, dtype=x.dtype, count=x.numel(), offset=begin).view(x.shape)
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
