@@ -24,6 +24,10 @@ static void a_stream_of_any_length_from_anywhere_to_anywhere_writes_its_bytes_al
             ra_stream(to + 64 + offset, source, bytes);
             ra_stream_end();
             assert_memory_equal(to, want, ROOM);
+            memset(want + 64 + offset, 0, (size_t)bytes);
+            ra_stream_zeros(to + 64 + offset, bytes);
+            ra_stream_end();
+            assert_memory_equal(to, want, ROOM);
         }
 }
 

@@ -10,13 +10,13 @@
  * empty state: acc = 0, m = -inf, l = 0. */
 void ra_rows_fill(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, bool single, ra_tensor out,
                   ra_tensor lse, ra_tensor acc, ra_tensor m, ra_tensor l);
+/* What a single step leaves to fill where its kernel writes every used row: 0 and -inf in the others (lse.data may be NULL). */
+void ra_rows_fill_gaps(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor out, ra_tensor lse,
+                       int64_t rows, int64_t heads);
 /* After the last step: out = acc / l, lse = m + log l; an empty state gives 0 and -inf. acc may be out (f32, f64), m may be
  * lse; lse.data may be NULL. */
 void ra_rows_finish(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor acc, ra_tensor m,
                     ra_tensor l, ra_tensor out, ra_tensor lse);
-/* The same of a single step whose items meet every used row: only the others are filled. */
-void ra_rows_fill_gaps(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor out, ra_tensor lse,
-                       int64_t rows, int64_t heads);
 /* Zeros, in used rows alone; size: bytes of an element. */
 void ra_rows_zero(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor tensor, int64_t size,
                   int64_t rows, int64_t heads);
