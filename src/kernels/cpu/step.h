@@ -41,8 +41,10 @@ static inline bool ra_turn_has_come(const ra_turn *turn, int64_t rows) {
 bool ra_turn_comes_soon(const ra_turn *turn, int64_t rows);
 void ra_turn_wait(const ra_turn *turn, int64_t rows);
 
+/* A tile that goes through some rows again takes nothing back. */
 static inline void ra_turn_pass(ra_turn *turn, int64_t rows) {
-    if (turn) atomic_store_explicit(&turn->passed, rows, memory_order_release);
+    if (turn && rows > atomic_load_explicit(&turn->passed, memory_order_relaxed))
+        atomic_store_explicit(&turn->passed, rows, memory_order_release);
 }
 
 /* Arrays of a worker's scratch one after the other, each on a 64-byte boundary. With *at NULL only counts: *at ends at the
