@@ -99,7 +99,8 @@ static inline bool ra_item_whole(const ra_problem *p, const ra_item *item) {
     const ra_item_rows *sides[2] = {&item->q, &item->k};
     for (int i = 0; i < 2; i++) {
         const ra_item_rows *own = sides[i], *other = sides[1 - i];
-        const ra_problem seen = {.left = i ? p->right : p->left, .right = i ? p->left : p->right};
+        ra_problem seen = *p;
+        if (i) seen.left = p->right, seen.right = p->left;
         if (seen.left != RA_NO_LIMIT && seen.right != RA_NO_LIMIT && seen.left + seen.right < other->pos_step - 1) return false;
         for (int64_t at = 0; at < own->count; at += ra_max(1, own->count - 1)) {
             int64_t begin, end;
