@@ -21,6 +21,7 @@ and of this library against itself, where the peer is
 With several threads each call begins after 20 ms of rest, since PyTorch's threads stay busy waiting for 10 ms after a call.
 GFLOP/s count attended pairs only, 4 D a pair forward, 10 D backward. On a shared machine only the ratios of a row mean anything."""
 import argparse
+import contextlib
 import json
 import os
 import platform
@@ -207,7 +208,8 @@ class Cores:
 
     def let(self, cores, threads=(0,)):
         for thread in threads:
-            os.sched_setaffinity(int(thread), cores)
+            with contextlib.suppress(ProcessLookupError):  # it has ended
+                os.sched_setaffinity(int(thread), cores)
 
     def __exit__(self, *_):
         self.let(self.before, os.listdir("/proc/self/task"))
@@ -229,7 +231,8 @@ def measure_scaling(two, one, seconds):
     if not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2:
         return measure(two, one, seconds, 0)
     stop = time.perf_counter() + seconds
-    two(), one()
+    two()
+    one()
     with Cores() as cores:
         both, alone = [], ([], [])
         while len(both) < 4 or (time.perf_counter() < stop and len(both) < 120):

@@ -36,8 +36,8 @@ class Block:
 
 
 class Blocks:
-    """Blocks that wait, oldest first. A result may go at any moment, in any thread, also while `take` runs: all that happens then
-    is one append."""
+    """Blocks that wait, oldest first. A result may go at any moment, in any thread, also while `take` runs: what happens then takes
+    no lock, and only ever appends."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Block]] = deque()  # and the number of the result after which it came back

@@ -148,6 +148,8 @@ def test_a_result_is_like_any_tensor(inputs):
     assert torch.equal(torch.load(file), want)
     assert torch.equal(copy.deepcopy(out), want)
     assert out.numpy().sum() == pytest.approx(want.numpy().sum())
+    with pytest.raises(RuntimeError, match="not resizable"):
+        out.resize_(1, 4096, 2, 64)  # as docs/python.md says
     part = out[:, 5:7]
     del out
     gc.collect()

@@ -76,6 +76,13 @@ typedef struct ra_used_rows {
     int64_t modulus; /* used rows of a head are alike modulo this */
 } ra_used_rows;
 
+/* Rows and heads of the sets, each pair once for every set that has it. */
+static inline int64_t ra_used_count(const ra_used *sets, int64_t count) {
+    int64_t rows = 0;
+    for (int64_t i = 0; i < count; i++) rows += sets[i].rows.count * sets[i].heads.count;
+    return rows;
+}
+
 /* The keys c in [*begin, *end) that a query at x attends to among kpos + c*kstep, c < count, in batch entry b. */
 static inline void ra_key_interval(const ra_problem *p, int64_t b, int64_t x, int64_t kpos, int64_t kstep, int64_t count,
                                    int64_t *begin, int64_t *end) {

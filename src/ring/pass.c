@@ -63,8 +63,10 @@ static bool meet_all(const ra_call *call, bool queries) {
     const ra_config *c = &call->plan->config;
     const ra_view *view = &call->plan->view;
     const ra_used_rows *used = queries ? &view->used_q : &view->used_k;
-    int64_t met = 0, all = used->count > 0 ? 0 : queries ? view->rows_q * c->heads : view->rows_k * c->kv_heads;
-    for (int64_t i = 0; i < used->count; i++) all += used->sets[i].rows.count * used->sets[i].heads.count;
+    const int64_t all = used->count > 0 ? ra_used_count(used->sets, used->count)
+                        : queries       ? view->rows_q * c->heads
+                                        : view->rows_k * c->kv_heads;
+    int64_t met = 0;
     for (int64_t i = 0; i < call->item_count; i++) {
         const ra_item *item = &call->plan->items[i];
         met += (queries ? item->q.count * (c->heads / c->kv_heads) : item->k.count) * item->heads.count * item->loop[0].repeat *
@@ -152,9 +154,9 @@ static gradient gradient_of(const ra_plan *plan, ra_tensor result, char *workspa
 /* Will the kernel write every used row of all gradients? */
 static bool writes_all(const ra_backward_pass *pass) {
     const ra_call *call = &pass->call;
-    for (int64_t i = 0; i < call->item_count; i++)
-        if (!ra_item_whole(&call->plan->problem, &call->plan->items[i])) return false;
-    return pass->step.single && meet_all(call, true) && meet_all(call, false);
+    bool whole = pass->step.single;
+    for (int64_t i = 0; i < call->item_count && whole; i++) whole = ra_item_whole(&call->plan->problem, &call->plan->items[i]);
+    return whole && meet_all(call, true) && meet_all(call, false);
 }
 
 static bool sums_apart(const gradient *g) { return g->sums.data != g->result.data; }

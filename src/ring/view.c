@@ -42,9 +42,8 @@ static bool find_used(ra_arena *arena, const ra_route *route, int rank, bool que
     enum { MOST = 32 };
     *used = (ra_used_rows){.sets = ra_arena_take(arena, MOST, sizeof(ra_used)), .modulus = 1};
     if (!used->sets) return false;
-    int64_t count = ra_used_sets(route, rank, queries, used->sets, MOST), rows = 0;
-    for (int64_t i = 0; i < count; i++) rows += used->sets[i].rows.count * used->sets[i].heads.count;
-    if (count <= 0 || rows > all / 4 * 3) return true;
+    int64_t count = ra_used_sets(route, rank, queries, used->sets, MOST);
+    if (count <= 0 || ra_used_count(used->sets, count) > all / 4 * 3) return true;
     used->count = count;
     used->modulus = ra_used_modulus(used->sets, count);
     return true;
