@@ -49,7 +49,8 @@ typedef struct job {
     float *memory[MAX_RANKS];
 } job;
 
-static ra_status rank_run(job *j, int rank) {
+/* Forward and backward by the plan, or by one of its own. */
+static ra_status rank_run(job *j, int rank, ra_plan *given) {
     const ra_attention_desc *desc = &j->c.desc;
     ra_shard queries, keys;
     ra_status status = ra_shard_rows(desc, rank, j->c.ranks, &queries, &keys);
@@ -64,8 +65,8 @@ static ra_status rank_run(job *j, int rank) {
         next += query ? q : k;
     }
     ra_tensor lse = ra_tensor_lse(next, queries.count, desc->heads);
-    ra_plan *plan = NULL;
-    status = ra_plan_create(j->comms[rank], desc, &plan);
+    ra_plan *plan = given;
+    if (!given) status = ra_plan_create(j->comms[rank], desc, &plan);
     ra_forward_args forward = {.q = tensors[0], .k = tensors[4], .v = tensors[5], .out = tensors[1], .lse = lse};
     if (status == RA_OK) status = ra_forward(plan, &forward);
     ra_backward_args backward = {.q = tensors[0],
@@ -78,13 +79,13 @@ static ra_status rank_run(job *j, int rank) {
                                  .dk = tensors[6],
                                  .dv = tensors[7]};
     if (status == RA_OK) status = ra_backward(plan, &backward);
-    ra_plan_destroy(plan);
+    if (!given) ra_plan_destroy(plan);
     return status;
 }
 
 static void rank_work(void *arg, int rank) {
     job *j = arg;
-    j->status[rank] = rank_run(j, rank);
+    j->status[rank] = rank_run(j, rank, NULL);
     if (j->status[rank] != RA_OK) strncpy(j->error[rank], ra_last_error(), sizeof j->error[rank] - 1);
 }
 
@@ -202,6 +203,42 @@ static void a_ring_of_three_survives_every_failing_allocation(void **state) {
     }
 }
 
+/* Workers of four numbers are kept, and one more takes the place of those that rested longest. */
+static void calls_of_different_threads_take_turns_without_new_ones(void **state) {
+    (void)state;
+    enum { NUMBERS = 5 };
+    job j;
+    job_init(&j, 1, TEST_SELF, 0);
+    assert_int_equal(ra_comm_self(&j.comms[0]), RA_OK);
+    ra_plan *plans[NUMBERS];
+    for (int i = 0; i < NUMBERS; i++) {
+        j.c.desc.threads = i + 1;
+        assert_int_equal(ra_plan_create(j.comms[0], &j.c.desc, &plans[i]), RA_OK);
+        assert_int_equal(rank_run(&j, 0, plans[i]), RA_OK);
+    }
+    static const struct {
+        int number;
+        bool starts;
+    } turns[] = {{4, false}, {1, false}, {4, false}, {2, false}, {3, false}, {1, false}, {0, true}, {3, false}, {4, true}};
+    for (size_t i = 0; i < sizeof turns / sizeof *turns; i++) {
+        const long long before = atomic_load(&asked), held = atomic_load(&blocks);
+        assert_int_equal(rank_run(&j, 0, plans[turns[i].number]), RA_OK);
+        assert_int_equal(atomic_load(&asked) > before, turns[i].starts);
+        assert_int_equal(atomic_load(&blocks), held);
+    }
+    /* Where there is no room for new ones, those who rest make it. */
+    const long long held = atomic_load(&blocks);
+    atomic_store(&for_good, false);
+    atomic_store(&fail_at, atomic_load(&asked) + 1);
+    assert_int_equal(rank_run(&j, 0, plans[2]), RA_OK);
+    atomic_store(&fail_at, 0);
+    assert_true(atomic_load(&blocks) < held);
+    assert_int_equal(rank_run(&j, 0, plans[1]), RA_OK);
+    ra_comm_destroy(j.comms[0]);
+    assert_int_equal(atomic_load(&blocks), 0);
+    free(j.memory[0]);
+}
+
 static void at_least_300_allocations_failed(void **state) {
     (void)state;
     print_message("%lld failing allocations injected\n", injections);
@@ -215,6 +252,7 @@ int main(void) {
         cmocka_unit_test(a_rank_alone_survives_every_failing_allocation),
         cmocka_unit_test(a_ring_of_two_survives_every_failing_allocation),
         cmocka_unit_test(a_ring_of_three_survives_every_failing_allocation),
+        cmocka_unit_test(calls_of_different_threads_take_turns_without_new_ones),
         cmocka_unit_test(at_least_300_allocations_failed),
     };
     return cmocka_run_group_tests_name("failing allocations", tests, NULL, NULL);

@@ -1,5 +1,7 @@
 #include "ring/comm.h"
 
+#include <string.h>
+
 #include "core/alloc.h"
 #include "core/status.h"
 #include "geometry/config.h"
@@ -27,10 +29,27 @@ ra_status ra_comm_from_link(ra_link *link, ra_comm **result) {
     return RA_OK;
 }
 
+static void dismiss_resting(ra_comm *comm) {
+    for (int i = 0; i < RA_RESTING; i++) {
+        ra_workers_destroy(comm->resting[i]);
+        comm->resting[i] = NULL;
+    }
+}
+
 ra_status ra_comm_workers(ra_comm *comm, int count) {
     if (comm->workers && ra_workers_count(comm->workers) == count) return RA_OK;
-    ra_workers_destroy(comm->workers);
-    comm->workers = NULL;
+    int at = 0; /* where they rest, or else those who rested longest, or nobody */
+    while (at < RA_RESTING - 1 && comm->resting[at] && ra_workers_count(comm->resting[at]) != count) at++;
+    ra_workers *found = comm->resting[at];
+    if (found && ra_workers_count(found) != count) {
+        ra_workers_destroy(found);
+        found = NULL;
+    }
+    memmove(comm->resting + 1, comm->resting, (size_t)at * sizeof found);
+    comm->resting[0] = comm->workers;
+    comm->workers = found;
+    if (found || ra_workers_create(count, &comm->workers) == RA_OK) return RA_OK;
+    dismiss_resting(comm); /* perhaps there is room for them only */
     return ra_workers_create(count, &comm->workers);
 }
 
@@ -143,6 +162,7 @@ void ra_comm_destroy(ra_comm *comm) {
     if (!comm) return;
     ra_plan_cache_clear(comm);
     ra_workers_destroy(comm->workers);
+    dismiss_resting(comm);
     if (comm->sent) ra_free(comm->sent, tag_bytes(comm));
     if (comm->received) ra_free(comm->received, tag_bytes(comm));
     ra_link_destroy(comm->link);

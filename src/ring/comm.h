@@ -7,6 +7,7 @@
 #include "transport/link.h"
 
 #define RA_CACHE_ENTRIES 32
+#define RA_RESTING 3
 
 struct ra_comm {
     ra_link *link;
@@ -15,9 +16,10 @@ struct ra_comm {
     int64_t solo_bytes;                                    /* that a rank played alone would have sent */
     void (*trace)(void *ctx, const ra_trace_event *event); /* NULL: nobody looks */
     void *trace_ctx;
-    ra_pool *pool, *device_pool; /* the second is made by the first plan on a device */
-    ra_workers *workers;         /* made by the first plan, made anew when another number is asked for */
-    uint64_t *sent, *received;   /* messages to and from each rank so far: the next tags */
+    ra_pool *pool, *device_pool;     /* the second is made by the first plan on a device */
+    ra_workers *workers;             /* of the latest call */
+    ra_workers *resting[RA_RESTING]; /* of other numbers, latest used first, so that calls which take turns start no threads */
+    uint64_t *sent, *received;       /* messages to and from each rank so far: the next tags */
     bool merging;   /* the latest plan that all ranks agreed on has replicated queries: the next may agree while merging */
     ra_plan *plans; /* cached, latest used first */
     int64_t plan_count;

@@ -210,7 +210,7 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
                                    .stream = args->stream,
                                    .workers = workers,
                                    .scratch = ra_call_carve(&pass.call, &cursor, w->scratch),
-                                   .poll = ra_call_poll,
+                                   .poll = plan->comm->ranks > 1 ? ra_call_poll : NULL, /* alone: nobody to look after */
                                    .poll_arg = &pass.call};
     const gradient *gradients[] = {&dq, &dk, &dv};
     ra_call_items_local(&pass.call, &pass.home);
