@@ -14,8 +14,9 @@ Cases, each for every --seq, --dims, --dtypes, --threads and --passes:
 and of this library against itself, where the peer is
     own                                 dense attention of as many rows as a dilated segment has (w/r = 1024), for each useful flop
     ranks                               one rank of two workers, against two ranks of one (n = 32768)
-    scaling                             one thread, against two, with one head: both on the same two cores, where one thread runs on
-                                        each in turn; its speed is the mean of both, since cores of a shared machine are not alike
+    scaling                             one thread, against two, with one head (n = 4096 and 16384): both on the same two cores, where
+                                        one thread runs on each in turn; its speed is the mean of both, since cores of a shared
+                                        machine are not alike
     overhead                            PyTorch at n = 1: microseconds of a whole call from Python, smallest of many
 
 With several threads each call begins after 20 ms of rest, since PyTorch's threads stay busy waiting for 10 ms after a call.
@@ -255,7 +256,8 @@ def planned(options):
     """(case, dtype, dim, seq, heads, threads, direction) of each row, small ones first, so that they tell how long the others take."""
     found = []
     for case in options.cases:
-        for seq in {"own": [16384], "ranks": [32768], "scaling": [4096], "overhead": [1]}.get(case, options.seq):
+        scaling = [seq for seq in options.seq if 4096 <= seq <= 16384] or [4096]
+        for seq in {"own": [16384], "ranks": [32768], "scaling": scaling, "overhead": [1]}.get(case, options.seq):
             if case.startswith("dilated") and seq % BRANCHES[-1][0]:
                 continue
             for dtype in options.dtypes:
@@ -264,7 +266,7 @@ def planned(options):
                         for threads in [2] if case in ("ranks", "scaling") else [1] if case == "overhead" else options.threads:
                             for direction in ["forward"] if case == "overhead" else options.passes:
                                 found.append((case, dtype, dim, seq, heads, threads, direction))
-    return sorted(found, key=lambda row: 0 if row[0] in ("own", "scaling", "overhead") else row[3])
+    return sorted(found, key=lambda row: 0 if row[0] in ("own", "overhead") else row[3])
 
 
 def measured(options):

@@ -551,5 +551,9 @@ ra_status FAMILY(forward)(const ra_forward_step *step) {
     for (int64_t i = 0; i < s.count; i++, at += s.bytes) ra_slot_clear((ra_slot *)(void *)at, s.panels);
     ra_forward_step behind = *step;
     behind.scratch = at;
-    return ra_cpu_forward(&behind, forward_tile, STRIP, most_rows(problem), own_scratch(problem));
+    /* Of one chunk, that every tile finds packed, or nearly: more rows do not make it cheaper. */
+    const bool light = s.count > 0 && problem->keys <= chunk_keys(problem);
+    const ra_forward_tiles tiles = {
+        .tile = forward_tile, .rows = most_rows(problem), .unit = STRIP, .scratch = own_scratch(problem), .light = light};
+    return ra_cpu_forward(&behind, &tiles);
 }

@@ -73,7 +73,8 @@ int64_t FAMILY(backward_scratch)(const ra_problem *problem, int workers) {
 ra_status FAMILY(forward)(const ra_forward_step *step) {
     if (step->problem->dtype == RA_F64) return ra_scalar_forward(step);
     if (few_rows(step->problem)) return few_forward(step);
-    return ra_cpu_forward(step, forward_tile, STRIP, QUERIES, FAMILY(forward_scratch)(step->problem, 1));
+    const int64_t scratch = FAMILY(forward_scratch)(step->problem, 1);
+    return ra_cpu_forward(step, &(ra_forward_tiles){.tile = forward_tile, .rows = QUERIES, .unit = STRIP, .scratch = scratch});
 }
 
 ra_status FAMILY(backward)(const ra_backward_step *step) {

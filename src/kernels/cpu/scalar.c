@@ -61,7 +61,9 @@ int64_t ra_scalar_forward_scratch(const ra_problem *problem, int workers) { retu
 int64_t ra_scalar_backward_scratch(const ra_problem *problem, int workers) { return workers * backward_space(problem); }
 
 ra_status ra_scalar_forward(const ra_forward_step *step) {
-    return ra_cpu_forward(step, ra_scalar_forward_tile, ROWS, ROWS, forward_space(step->problem));
+    const int64_t scratch = forward_space(step->problem);
+    return ra_cpu_forward(step,
+                          &(ra_forward_tiles){.tile = ra_scalar_forward_tile, .rows = ROWS, .unit = ROWS, .scratch = scratch});
 }
 
 ra_status ra_scalar_backward(const ra_backward_step *step) {

@@ -61,9 +61,8 @@ static int64_t wave_end(const ra_item *items, int64_t begin, int64_t count, bool
 typedef struct forward_wave {
     const ra_forward_step *step;
     const ra_item *items;
-    ra_forward_tile *tile;
+    const ra_forward_tiles *tiles;
     int64_t large, small, turn;
-    int64_t scratch;
     int64_t number; /* of its first place, among those of the step */
 } forward_wave;
 
@@ -125,43 +124,44 @@ static void forward_task(void *arg, int64_t index, int worker) {
         large ? c.small_rows + (c.large_tiles - 1 - index) * size : (c.small_tiles - 1 - (index - c.large_tiles)) * size;
     ra_place place = ra_place_number(problem, item, low);
     place.number = number + low;
-    wave->tile(wave->step, &place, begin, ra_min(begin + size, last), (char *)wave->step->scratch + worker * wave->scratch);
+    wave->tiles->tile(wave->step, &place, begin, ra_min(begin + size, last),
+                      (char *)wave->step->scratch + worker * wave->tiles->scratch);
 }
 
-/* One worker takes tiles as large as they come. Of several each gets a large tile for three quarters of its share, or more of
- * them where that is too large; but four alike where a mask or padding makes some rows heavier than others. Transfers (and the
- * news of a lost rank) wait for the end of a tile: with them, each gets eight. */
-static void choose_tiles(forward_wave *wave, int64_t all, int64_t unit, int64_t most) {
+/* One worker takes tiles as large as they come. Of several each gets a large tile for three quarters of its share (one half, if
+ * small ones are as good), or more of them where that is too large; but four alike where a mask or padding makes some rows
+ * heavier than others. Transfers (and the news of a lost rank) wait for the end of a tile: with them, each gets eight. */
+static void choose_tiles(forward_wave *wave, int64_t all) {
     const ra_problem *problem = wave->step->problem;
+    const int64_t unit = wave->tiles->unit, most = ra_cpu_tile_rows(problem, unit, wave->tiles->rows);
     const int64_t workers = ra_workers_count(wave->step->workers);
     const bool masked = problem->left != RA_NO_LIMIT || problem->right != RA_NO_LIMIT || problem->key_begin || problem->key_end;
     int64_t tiles = wave->step->poll ? 8 * workers : workers > 1 && masked ? 4 * workers : workers;
-    wave->turn = workers > 1 && tiles == workers ? all - all / 4 : all;
-    most = ra_cpu_tile_rows(problem, unit, most);
+    wave->turn = workers > 1 && tiles == workers ? all - all / (wave->tiles->light ? 2 : 4) : all;
     tiles *= ra_max(1, ra_ceil_div(wave->turn, tiles * most)); /* all alike */
     wave->large = ra_max(1, ra_ceil_div(wave->turn, tiles * unit)) * unit;
-    wave->small = ra_min(wave->large, ra_max(4, ra_ceil_div(all - wave->turn, 4 * workers * unit)) * unit);
+    wave->small = ra_min(wave->large, ra_max(4, ra_ceil_div(all, 16 * workers * unit)) * unit);
 }
 
-ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int64_t unit, int64_t most, int64_t scratch) {
+ra_status ra_cpu_forward(const ra_forward_step *step, const ra_forward_tiles *tiles) {
     int64_t number = 0;
     for (int64_t begin = 0, end; begin < step->item_count; begin = end) {
         /* In a single step no row is met twice at all. */
         end = step->single ? step->item_count : wave_end(step->items, begin, step->item_count, false);
-        forward_wave wave = {.step = step, .items = step->items + begin, .tile = tile, .scratch = scratch, .number = number};
-        int64_t all = 0, tiles = 0;
+        forward_wave wave = {.step = step, .items = step->items + begin, .tiles = tiles, .number = number};
+        int64_t all = 0, count = 0;
         for (int64_t i = begin; i < end; i++)
             all = ra_sat_add(
                 all, ra_sat_mul(ra_places(step->problem, &step->items[i]), rows_of_place(step->problem, &step->items[i])));
-        choose_tiles(&wave, all, unit, most);
+        choose_tiles(&wave, all);
         for (int64_t i = begin, at = 0; i < end; i++) {
             const int64_t rows = rows_of_place(step->problem, &step->items[i]),
                           places = ra_places(step->problem, &step->items[i]);
-            tiles += tiles_of_places(&wave, at, rows, places);
+            count += tiles_of_places(&wave, at, rows, places);
             at += places * rows;
             number += places;
         }
-        ra_workers_run(step->workers, tiles, forward_task, &wave, step->poll, step->poll_arg);
+        ra_workers_run(step->workers, count, forward_task, &wave, step->poll, step->poll_arg);
     }
     return RA_OK;
 }

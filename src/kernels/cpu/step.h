@@ -61,6 +61,15 @@ typedef void ra_forward_tile(const ra_forward_step *step, const ra_place *place,
 typedef void ra_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
                               int64_t key_begin, int64_t key_end, void *scratch);
 
+/* Tile functions, with the sizes of their tiles and the bytes of a worker. */
+typedef struct ra_forward_tiles {
+    ra_forward_tile *tile;
+    int64_t rows; /* of a tile, at most. Results must not depend on how many it has, a multiple of: */
+    int64_t unit;
+    int64_t scratch;
+    bool light; /* a small tile takes no longer for each of its rows than a large one */
+} ra_forward_tiles;
+
 typedef struct ra_backward_tiles {
     ra_backward_tile *tile;
     /* Where tiles keep rows of dq whose turn has not come, in their worker's scratch (and say so: ra_turn.kept): adds them all.
@@ -71,9 +80,7 @@ typedef struct ra_backward_tiles {
     bool writes; /* tiles write the results of a single step themselves; else they only ever add */
 } ra_backward_tiles;
 
-/* Tile sizes travel beside the tile functions. scratch: bytes of a worker. A forward tile has `most` rows, or fewer, a multiple
- * of `unit`, when there is too little work for all workers; results must not depend on that. */
-ra_status ra_cpu_forward(const ra_forward_step *step, ra_forward_tile *tile, int64_t unit, int64_t most, int64_t scratch);
+ra_status ra_cpu_forward(const ra_forward_step *step, const ra_forward_tiles *tiles);
 ra_status ra_cpu_backward(const ra_backward_step *step, const ra_backward_tiles *tiles);
 
 /* For tiles that only add, in a single step: what comes before the first of them that adds to some rows, or to some keys, and
