@@ -49,7 +49,7 @@ ra_status ra_comm_workers(ra_comm *comm, int count) {
     comm->resting[0] = comm->workers;
     comm->workers = found;
     if (found || ra_workers_create(count, &comm->workers) == RA_OK) return RA_OK;
-    dismiss_resting(comm); /* perhaps there is room for them only */
+    dismiss_resting(comm); /* perhaps they took the room */
     return ra_workers_create(count, &comm->workers);
 }
 
