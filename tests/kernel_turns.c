@@ -2,7 +2,7 @@
  * and keys have many of each. Whether a worker waits for its turn, keeps dq for later, or has no turns to take, the sums are
  * the same bit by bit. */
 #define BLOCK 32
-#define ROWS 128
+#define ROWS 256 /* half of them in a tile */
 #define COLUMNS 64
 
 #include "kernels/cpu/step.h"

@@ -524,7 +524,7 @@ ra_status FAMILY(backward)(const ra_backward_step *step) {
         *(dq_rooms *)(void *)((char *)step->scratch + w * scratch) = rooms_of(step->problem, workers);
     return ra_cpu_backward(step, &(ra_backward_tiles){.tile = backward_tile,
                                                       .rest = backward_rest,
-                                                      .rows = ROWS,
+                                                      .rows = tile_rows(step->problem),
                                                       .keys = most_keys(step->problem),
                                                       .writes = true,
                                                       .scratch = scratch});

@@ -9,9 +9,12 @@
 #ifndef BLOCK /* a test has less of each, and of COLUMNS */
 enum {
     BLOCK = PIECES < 3 ? 256 : 128, /* rows at a time */
-    ROWS = 4096, /* of a tile: one packing of its keys serves them all, and dK and dV of them are summed where they are */
+    ROWS = 4096, /* of a tile at most: one packing of its keys serves them all, and their dK and dV are summed where they are */
 };
 #endif
+
+/* Rows of a tile. Tiles that take longer have half of them, so that workers of unequal cores come to an end together. */
+INLINE int64_t tile_rows(const ra_problem *problem) { return PIECES == 1 && padded(problem->head_dim) > 64 ? ROWS : ROWS / 2; }
 
 /* ------------------------------------------------------------------------------------------------------------ rows */
 
@@ -100,7 +103,7 @@ typedef struct dq_rooms {
 
 /* As they are at first. */
 static dq_rooms rooms_of(const ra_problem *problem, int workers) {
-    return (dq_rooms){.rooms = ra_cpu_tile_rows(problem, BLOCK, ROWS) / BLOCK + 1,
+    return (dq_rooms){.rooms = ra_cpu_tile_rows(problem, BLOCK, tile_rows(problem)) / BLOCK + 1,
                       .size = ra_cpu_tile_rows(problem, SQUARE, BLOCK) * padded(problem->head_dim),
                       .alone = workers == 1};
 }
