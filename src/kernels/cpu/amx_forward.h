@@ -551,7 +551,7 @@ ra_status FAMILY(forward)(const ra_forward_step *step) {
     for (int64_t i = 0; i < s.count; i++, at += s.bytes) ra_slot_clear((ra_slot *)(void *)at, s.panels);
     ra_forward_step behind = *step;
     behind.scratch = at;
-    /* Of one chunk, that every tile finds packed, or nearly: more rows do not make it cheaper. */
+    /* One chunk of keys, which tiles share and which stays near: more rows do not make it cheaper. */
     const bool light = s.count > 0 && problem->keys <= chunk_keys(problem);
     const ra_forward_tiles tiles = {
         .tile = forward_tile, .rows = most_rows(problem), .unit = STRIP, .scratch = own_scratch(problem), .light = light};

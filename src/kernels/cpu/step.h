@@ -64,8 +64,7 @@ typedef void ra_backward_tile(const ra_backward_step *step, const ra_place *plac
 /* Tile functions, with the sizes of their tiles and the bytes of a worker. */
 typedef struct ra_forward_tiles {
     ra_forward_tile *tile;
-    int64_t rows; /* of a tile, at most. Results must not depend on how many it has, a multiple of: */
-    int64_t unit;
+    int64_t rows, unit; /* a tile has a multiple of `unit`, at most `rows`; results must not depend on how many */
     int64_t scratch;
     bool light; /* a small tile takes no longer for each of its rows than a large one */
 } ra_forward_tiles;
