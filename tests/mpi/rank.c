@@ -409,12 +409,14 @@ static void late(double seconds) {
 
 /* ---------------------------------------------------------------------------------------------------------- no memory */
 
-static atomic_llong calls, failing_from = -1, failing_count, live;
+static atomic_llong failing_from = -1, failing_count, live;
+static _Thread_local long long calls; /* of the thread that opens: a heart that fails for want of memory would end its rank */
+static _Thread_local bool opens;
 
 static void *failing_alloc(void *ctx, size_t bytes, size_t align) {
     (void)ctx;
-    long long call = atomic_fetch_add(&calls, 1), first = atomic_load(&failing_from);
-    if (first >= 0 && call >= first && call - first < atomic_load(&failing_count)) return NULL;
+    long long call = calls++, first = atomic_load(&failing_from);
+    if (opens && first >= 0 && call >= first && call - first < atomic_load(&failing_count)) return NULL;
     atomic_fetch_add(&live, 1);
     return aligned_alloc(align, (bytes / align + 1) * align);
 }
@@ -428,6 +430,7 @@ static void counting_free(void *ctx, void *block, size_t bytes) {
 static void nomem(void) {
     ra_comm *comm;
     int injected = 0;
+    opens = true;
     CHECK(ra_comm_mpi_world(60, &comm) == RA_OK); /* the guard, and whatever is made only once */
     rank_of = ra_comm_rank(comm);
     ranks_of = ra_comm_size(comm);
@@ -435,7 +438,7 @@ static void nomem(void) {
     for (int victim = 0; victim < ranks_of; victim++) {
         for (int nth = 0;; nth++) {
             long long before = atomic_load(&live);
-            atomic_store(&calls, 0);
+            calls = 0;
             atomic_store(&failing_count, nth % 2 ? 1 : INT64_MAX);
             if (rank_of == victim) atomic_store(&failing_from, nth);
             ra_status status = ra_comm_mpi_world(60, &comm);

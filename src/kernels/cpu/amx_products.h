@@ -45,8 +45,13 @@ INLINE void add_tile(float *c, const float *room) {
 /* The share of units [from, to) that is due when `part` of `parts` is done. */
 INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { return from + (to - from) * part / parts; }
 
-#ifndef UNROLL_STEPS
-#define UNROLL_STEPS true /* where depth is known, so that units and their places are */
+/* Steps are written out where depth is known, so that units and their places are. Clang cannot: it unrolls inner loops before
+ * outer ones, when their bounds are not known yet. And sanitizers would take minutes to compile it. */
+#ifdef UNROLL_STEPS /* a test has its own */
+#elif defined __clang__ || defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
+#define UNROLL_STEPS false
+#else
+#define UNROLL_STEPS true
 #endif
 
 /* Behind a tile instruction of a product: its share of the units. Either `part_` of `parts_`, numbers that compilers know; or
@@ -180,7 +185,7 @@ enum { TURNS = 38, SMALL_TURNS = 32 };
         (void)adds_, (void)room_;                                                                                              \
     }
 /* Where depth is known there is one for every call, as it knows what `add` is then. */
-#ifndef RA_AMX_EMULATED
+#if UNROLL_STEPS
 #define PRODUCT_FUNCTION INLINE
 #define SMALL_FIRST (__builtin_constant_p(add) && !add)
 #else
