@@ -55,12 +55,12 @@ need_for_ci() {
     need_for_test
     need python3-venv python3 -c 'import ensurepip, venv'
     need_for_fuzz
+    need qemu-user have qemu-x86_64
     case $(uname -m) in
     x86_64) ;;
     *)
         need gcc-x86-64-linux-gnu have x86_64-linux-gnu-gcc
         need libc6-dev-amd64-cross test -e /usr/x86_64-linux-gnu/include/stdio.h
-        need qemu-user have qemu-x86_64
         ;;
     esac
 }
