@@ -225,6 +225,13 @@ class Promises(kit.Case):
         self.assertEqual(chosen("plan", *million), "ring")
         self.assertEqual(chosen("bench", "--rank", 3, *million, "--segment-lengths", 128, "--heads", 2), "ring")
 
+    def test_an_open_bucket_is_a_quarter_of_a_shard_within_bounds(self):
+        for dtype, seq, ranks, bucket in (("f32", 32768, 64, 512), ("f32", 60000, 8, 1536), ("f32", 32768, 2, 4096),
+                                          ("f32", 1 << 20, 2, 4096), ("bf16", 32768, 8, 2048), ("bf16", 32768, 2, 4096),
+                                          ("f16", 1 << 20, 4, 8192)):
+            value = self.json("plan", "--seq", seq, "--ring-size", ranks, "--dtype", dtype)
+            self.assertEqual(value["bucket"], bucket, f"{dtype}, {seq} rows on {ranks} ranks: {value['reason']}")
+
     def test_auto_rings_where_a_gather_would_exceed_the_memory_limit(self):
         shape = ["plan", "--seq", 8192, "--ring-size", 8]
         self.assertEqual(self.json(*shape, "--memory-limit", "100M")["schedule"], "gather")

@@ -5,12 +5,17 @@
 
 #include "ring/plan.h"
 
-/* A bucket of n rows rereads and rewrites the running state of every query once: 8*D bytes against 4*D*n flops. That costs
- * under 5 % from n = 40 * flops per byte on, which is about 400 for f32 on a CPU core, four times as much for 16-bit types on
- * matrix units, and about 5000 on a GPU. */
-int64_t ra_usual_bucket(const ra_config *c) {
+/* A bucket of n rows rereads and rewrites the running state of every query once: 8*D bytes against 4*D*n flops, and the queries
+ * are packed again. On cores without matrix units that costs under 5 % from about 400 rows on in f32 and four times as many of
+ * 16 bits; on those with them from ten times and four times as many, and on a GPU from about 5000. Which cores the other ranks
+ * have is not known here: so a bucket has as many as the fastest want, but no more than a quarter of a shard, as long as that
+ * is enough for the others. */
+int64_t ra_usual_bucket(const ra_config *c, int ranks) {
     if (c->device == RA_DEVICE_CUDA) return 8192;
-    return c->dtype == RA_BF16 || c->dtype == RA_F16 ? 2048 : 512;
+    const bool small = c->dtype == RA_BF16 || c->dtype == RA_F16;
+    const int64_t least = small ? 2048 : 512, most = small ? 8192 : 4096;
+    const int64_t quarter = c->seq_k / ranks / 4 / least * least; /* a whole number of the kernels' blocks */
+    return ra_max(least, ra_min(quarter, most));
 }
 
 /* Below this many tokens the exchange of a gather costs less than the latency of p - 1 hops. */
@@ -24,7 +29,7 @@ ra_status ra_choose(const ra_config *c, int ranks, ra_choice *choice) {
     size_t room = sizeof choice->reason;
     if (ranks == 1) {
         choice->schedule = c->schedule == RA_SCHEDULE_AUTO ? RA_SCHEDULE_RING : c->schedule;
-        choice->bucket = c->bucket > 0 ? c->bucket : ra_usual_bucket(c);
+        choice->bucket = c->bucket > 0 ? c->bucket : ra_usual_bucket(c, ranks);
         snprintf(reason, room, "one rank: nothing to exchange");
         return RA_OK;
     }
@@ -48,7 +53,7 @@ ra_status ra_choose(const ra_config *c, int ranks, ra_choice *choice) {
         snprintf(reason, room, "%s: %s", name, why);
         return RA_OK;
     }
-    choice->bucket = c->bucket > 0 ? c->bucket : ra_usual_bucket(c);
+    choice->bucket = c->bucket > 0 ? c->bucket : ra_usual_bucket(c, ranks);
     snprintf(reason, room, "%s: %s; bucket %" PRId64 ": %s", name, why, choice->bucket,
              c->bucket > 0 ? "as asked for" : "state traffic under 5 %");
     return RA_OK;

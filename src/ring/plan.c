@@ -67,7 +67,7 @@ static ra_status make_route(ra_plan *plan, int rank, int ranks) {
         if (bytes <= c->memory_limit) return RA_OK;
         if (choice.schedule == RA_SCHEDULE_GATHER && c->schedule == RA_SCHEDULE_AUTO) { /* the ring needs less */
             plan->schedule = choice.schedule = RA_SCHEDULE_RING;
-            bucket = c->bucket > 0 ? c->bucket : ra_usual_bucket(c);
+            bucket = c->bucket > 0 ? c->bucket : ra_usual_bucket(c, ranks);
             snprintf(plan->reason, sizeof plan->reason, "ring; bucket %" PRId64 ": a gather would exceed the memory limit",
                      bucket);
             bucket *= 2; /* halved before the next look */

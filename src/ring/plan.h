@@ -65,8 +65,8 @@ typedef struct ra_choice {
     char reason[160];
 } ra_choice;
 ra_status ra_choose(const ra_config *config, int ranks, ra_choice *choice);
-/* The smallest bucket whose state traffic costs under 5 %. */
-int64_t ra_usual_bucket(const ra_config *config);
+/* The smallest bucket whose state traffic costs under 5 %, as far as a shard has room for it. */
+int64_t ra_usual_bucket(const ra_config *config, int ranks);
 
 /* Threads a rank uses when the configuration leaves it open. */
 int ra_default_threads(const ra_config *config, int ranks);
