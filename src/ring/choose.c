@@ -5,16 +5,15 @@
 
 #include "ring/plan.h"
 
-/* A bucket of n rows rereads and rewrites the running state of every query once: 8*D bytes against 4*D*n flops, and the queries
- * are packed again. On cores without matrix units that costs under 5 % from about 400 rows on in f32 and four times as many of
- * 16 bits; on those with them from ten times and four times as many, and on a GPU from about 5000. Which cores the other ranks
- * have is not known here: so a bucket has as many as the fastest want, but no more than a quarter of a shard, as long as that
- * is enough for the others. */
+/* A bucket of n rows rereads and rewrites the running state of every query once: 8*D bytes against 4*D*n flops, and queries are
+ * packed again. That costs under 5 % from about 400 rows on where vectors compute, from 4096 in f32 and 8192 of 16 bits where
+ * matrix units do, and from about 5000 on a GPU. Which cores the other ranks have is not known here: so a bucket is a quarter
+ * of a shard between those bounds (of 16 bits not below 2048, at which matrix units lose 15 %). */
 int64_t ra_usual_bucket(const ra_config *c, int ranks) {
     if (c->device == RA_DEVICE_CUDA) return 8192;
-    const bool small = c->dtype == RA_BF16 || c->dtype == RA_F16;
-    const int64_t least = small ? 2048 : 512, most = small ? 8192 : 4096;
-    const int64_t quarter = c->seq_k / ranks / 4 / least * least; /* a whole number of the kernels' blocks */
+    const bool halves = c->dtype == RA_BF16 || c->dtype == RA_F16;
+    const int64_t least = halves ? 2048 : 512, most = halves ? 8192 : 4096;
+    const int64_t quarter = c->seq_k / ranks / 4 / least * least; /* whole blocks of every kernel */
     return ra_max(least, ra_min(quarter, most));
 }
 
