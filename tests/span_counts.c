@@ -39,13 +39,13 @@ static void an_intersection_holds_exactly_the_elements_of_both(void **state) {
     assert_true(some > 100);
 }
 
-/* A rate of up to 2^40 against a stripe of up to 2^20 ranks must not overflow on the way. */
+/* Neither a rate of up to 2^40 against a stripe of up to 2^20 ranks nor two such rates overflow on the way. */
 static void intersections_of_huge_spans_are_exact(void **state) {
     (void)state;
     test_rng rng = {test_seed(63)};
     for (int n = 0; n < 2000; n++) {
         int64_t step_a = 1 + rng_below(&rng, (int64_t)1 << 40),
-                step_b = 1 + rng_below(&rng, (int64_t)1 << (1 + rng_below(&rng, 20)));
+                step_b = 1 + rng_below(&rng, (int64_t)1 << (1 + rng_below(&rng, 40)));
         int64_t meet = rng_below(&rng, (int64_t)1 << 40), before_a = rng_below(&rng, 1000), before_b = rng_below(&rng, 1000);
         ra_span a = {meet - before_a * step_a, step_a, before_a + 1 + rng_below(&rng, 1000)};
         ra_span b = {meet - before_b * step_b, step_b, before_b + 1 + rng_below(&rng, 1000)};
@@ -60,6 +60,19 @@ static void intersections_of_huge_spans_are_exact(void **state) {
         }
         assert_true(found);
     }
+}
+
+/* Two steps without a common divisor whose product is beyond 2^63: they meet once or not at all. */
+static void spans_of_coprime_huge_steps_meet_at_most_once(void **state) {
+    (void)state;
+    ra_span a = {0, 4261281277, 200}, b = {0, 4261281269, 200};
+    ra_span both = ra_span_intersect(a, b);
+    assert_true(both.start == 0 && both.count == 1 && both.step > 0);
+    b.start = 7;
+    assert_true(ra_span_intersect(a, b).count == 0);
+    b.start = 100 * a.step - 50 * b.step;
+    both = ra_span_intersect(a, b);
+    assert_true(both.start == 100 * a.step && both.count == 1 && both.step > 0);
 }
 
 static void ranks_count_the_elements_up_to(void **state) {
@@ -137,6 +150,7 @@ int main(void) {
         cmocka_unit_test(a_clip_keeps_exactly_the_elements_in_range),
         cmocka_unit_test(an_intersection_holds_exactly_the_elements_of_both),
         cmocka_unit_test(intersections_of_huge_spans_are_exact),
+        cmocka_unit_test(spans_of_coprime_huge_steps_meet_at_most_once),
         cmocka_unit_test(ranks_count_the_elements_up_to),
         cmocka_unit_test(counts_equal_those_of_a_loop),
         cmocka_unit_test(counts_beyond_63_bits_saturate),
