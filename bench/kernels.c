@@ -84,6 +84,7 @@ static void run(const ra_kernel *kernel, ra_workers *workers, const bench_case *
                                .items = &item,
                                .item_count = 1,
                                .single = true,
+                               .closes = true,
                                .workers = workers,
                                .q = ra_tensor_bnhd(q, c->n, c->heads, c->dim),
                                .out = ra_tensor_bnhd(out, c->n, c->heads, c->dim),
@@ -100,7 +101,7 @@ static void run(const ra_kernel *kernel, ra_workers *workers, const bench_case *
                                  .dq_acc = ra_tensor_bnhd(dq, c->n, c->heads, c->dim),
                                  .scratch = scratch};
     double best[2] = {1e30, 1e30};
-    ra_rows_fill(&problem, workers, &(ra_used_rows){0}, true, forward.out, forward.lse, forward.out, forward.lse, forward.lse);
+    ra_rows_fill(&problem, workers, &(ra_used_rows){0}, true, forward.out, forward.lse, forward.lse, forward.lse);
     for (double start = now(), t; now() - start < budget();) {
         t = now();
         kernel->forward(&forward);
@@ -152,6 +153,7 @@ static void decode(const ra_kernel *kernel, ra_workers *workers, ra_dtype dtype,
                             .items = &item,
                             .item_count = 1,
                             .single = true,
+                            .closes = true,
                             .workers = workers,
                             .q = ra_tensor_bnhd(q, 1, heads, dim),
                             .out = ra_tensor_bnhd(out, 1, heads, dim),

@@ -130,7 +130,7 @@ static void rows_that_no_item_meets_are_zero_and_minus_infinity(void **state) {
         c.used.sets = c.sets;
         guarded out = tensor_of(&c, c.problem.dtype, c.problem.head_dim, true);
         guarded lse = tensor_of(&c, state_of(c.problem.dtype), 0, true);
-        ra_rows_fill(&c.problem, c.workers, &c.used, true, out.tensor, seed % 3 ? lse.tensor : none, none, none, none);
+        ra_rows_fill(&c.problem, c.workers, &c.used, true, out.tensor, seed % 3 ? lse.tensor : none, none, none);
         check_elements(&c, &out, NULL, 0, NULL);
         if (seed % 3) check_elements(&c, &lse, NULL, -INFINITY, NULL);
         guarded_free(&out);
@@ -194,10 +194,10 @@ static void a_state_is_kept_and_finished_in_used_rows_alone(void **state) {
         forward_state s = {tensor_of(&c, sums, c.problem.head_dim, false), tensor_of(&c, sums, 0, false),
                            tensor_of(&c, sums, 0, false), NULL};
         guarded out = tensor_of(&c, dtype, c.problem.head_dim, true), lse = tensor_of(&c, sums, 0, true);
-        ra_rows_fill(&c.problem, c.workers, &c.used, false, none, none, s.acc.tensor, s.m.tensor, s.l.tensor);
+        ra_rows_fill(&c.problem, c.workers, &c.used, false, none, none, s.m.tensor, s.l.tensor);
         guarded *all[] = {&s.acc, &s.m, &s.l};
         for (int i = 0; i < 3; i++) {
-            used_are(all[i], i == 1 ? -INFINITY : 0);
+            if (i > 0) used_are(all[i], i == 1 ? -INFINITY : 0);
             set_used(&c, all[i], i == 2 ? 0.5 : 0);
         }
         guarded_read(&s.acc);

@@ -3,23 +3,27 @@
 #ifndef RA_KERNELS_KERNEL_H
 #define RA_KERNELS_KERNEL_H
 
+#include <math.h>
+
 #include "core/item.h"
 #include "core/pool.h"
 #include "core/workers.h"
 #include "ringattn.h"
 
 /* Forward step. State of a row: acc (unnormalised sum), m (running maximum of the scaled scores, natural units), l
- * (denominator); empty = (0, -inf, 0).
+ * (denominator); empty = (anything, -inf, 0). (m alone does not tell: scores that are no numbers leave it at -inf.)
  *
  * A plan in which every query row is met by at most one item of one step runs `single`: no state exists; the kernel starts from
  * empty and writes out and lse itself. (Rows that no item meets were filled by ra_kernel.fill before.) Otherwise kernels
- * continue from the state and write it back, and ra_kernel.finish forms out and lse after the last step. For f32 and f64, acc
- * may be the out tensor itself, and m the lse tensor. */
+ * continue from the state and write it back, and ra_kernel.finish forms out and lse after the last step; or a last step that
+ * `closes` does, which on the CPU saves a walk through all of memory. For f32 and f64, acc may be the out tensor itself, and m
+ * the lse tensor. */
 typedef struct ra_forward_step {
     const ra_problem *problem;
     const ra_item *items;
     int64_t item_count;
     bool single;
+    bool closes;           /* single, or the last step (CPU), of which one item meets all rows: out and lse are written */
     bool covered;          /* single, and items meet all used rows: fill may leave those to forward */
     ra_tensor q, out, lse; /* lse.data may be NULL only when single */
     ra_tensor acc, m, l;   /* f32 (f64); unused when single */
@@ -30,6 +34,8 @@ typedef struct ra_forward_step {
     void (*poll)(void *arg); /* called often, lets transfers progress; NULL: no hurry, pieces may be larger */
     void *poll_arg;
 } ra_forward_step;
+
+static inline bool ra_state_empty(double m, double l) { return m == -INFINITY && l == 0; }
 
 /* Backward step: adds to dq_acc, and to the dk_view and dv_view of each item. Order of all sums is fixed by items alone.
  *

@@ -7,9 +7,9 @@
 #include "core/workers.h"
 
 /* Before the first step. single: out = 0, lse = -inf (lse.data may be NULL), used or not, for rows that no item meets. Else the
- * empty state: acc = 0, m = -inf, l = 0. */
+ * empty state: m = -inf, l = 0, and acc as it is. */
 void ra_rows_fill(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, bool single, ra_tensor out,
-                  ra_tensor lse, ra_tensor acc, ra_tensor m, ra_tensor l);
+                  ra_tensor lse, ra_tensor m, ra_tensor l);
 /* What a single step leaves to fill where its kernel writes every used row: 0 and -inf in the others (lse.data may be NULL). */
 void ra_rows_fill_gaps(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor out, ra_tensor lse,
                        int64_t rows, int64_t heads);

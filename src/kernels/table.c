@@ -63,7 +63,7 @@ static const char *at_most_32_bits(const ra_problem *problem) {
 
 static ra_status fill_rows(const ra_forward_step *s) {
     if (s->covered) ra_rows_fill_gaps(s->problem, s->workers, &s->used, s->out, s->lse, s->problem->rows_q, s->problem->heads);
-    else ra_rows_fill(s->problem, s->workers, &s->used, s->single, s->out, s->lse, s->acc, s->m, s->l);
+    else ra_rows_fill(s->problem, s->workers, &s->used, s->single, s->out, s->lse, s->m, s->l);
     return RA_OK;
 }
 

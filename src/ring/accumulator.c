@@ -2,6 +2,7 @@
 
 #include <math.h>
 
+#include "kernels/kernel.h"
 #include "ring/pack.h"
 
 typedef struct merge {
@@ -24,10 +25,11 @@ typedef struct merge {
         (void)worker;                                                                                                          \
         for (int64_t row = 0; row < job->rows; row++) {                                                                        \
             int64_t at = index * job->rows + row, start = ((batch * job->rows + row) * c->heads + head) * dim;                 \
-            if (m2[at] == -(real)INFINITY && l2[at] == 0) continue; /* nothing to add */                                       \
+            if (ra_state_empty((double)m2[at], (double)l2[at])) continue; /* nothing to add */                                 \
+            bool empty = ra_state_empty((double)m[at], (double)l[at]);    /* acc holds anything */                             \
             real top = m2[at] > m[at] ? m2[at] : m[at];                                                                        \
             real one = m[at] == top ? 1 : exponential(m[at] - top), two = m2[at] == top ? 1 : exponential(m2[at] - top);       \
-            for (int64_t d = 0; d < dim; d++) acc[start + d] = acc[start + d] * one + acc2[start + d] * two;                   \
+            for (int64_t d = 0; d < dim; d++) acc[start + d] = (empty ? 0 : acc[start + d] * one) + acc2[start + d] * two;     \
             l[at] = l[at] * one + l2[at] * two;                                                                                \
             m[at] = top;                                                                                                       \
         }                                                                                                                      \

@@ -83,6 +83,7 @@ ra_status ra_gather_forward(ra_forward_pass *pass) {
     char *in = pass->buffer[0];
     for (direct_loop loop = {call->plan, false, 0, 0}; next_direct(&loop, &message); in += ra_framed(message.elements * size))
         ra_add_packed(call, message.pieces, message.count, in + RA_LINK_HEADER, NULL);
+    pass->last = true;
     return call->item_count > 0 ? ra_forward_compute(pass) : RA_OK;
 }
 

@@ -17,27 +17,31 @@ static rows_at place(const ra_route *route, const ra_piece *piece) {
                      source->rows.row_step, source->row_shift, route->rings.classes[ring->class_index].heads};
 }
 
-/* Calls move(config, row, packed) for each row of a piece, in packed order. `size` is that of an element, in the tensor and
- * packed. */
+/* Calls move(config, rows, packed, elements) for the rows of a piece, in packed order, as many at a time as lie together. `size`
+ * is that of an element, in the tensor and packed. */
 static void each_row(const ra_route *route, const ra_piece *piece, ra_tensor tensor, int64_t size, char *packed,
-                     void (*move)(const ra_config *c, char *row, char *packed)) {
+                     void (*move)(const ra_config *c, char *rows, char *packed, int64_t elements)) {
     const ra_config *c = route->config;
     const rows_at at = place(route, piece);
-    const int64_t step = at.row_step * tensor.row * size, bytes = c->head_dim * size;
+    const int64_t some = at.row_step * tensor.row == c->head_dim ? piece->rows : 1;
+    const int64_t step = some * at.row_step * tensor.row * size, elements = some * c->head_dim;
     for (int64_t b = 0; b < c->batch; b++)
         for (int64_t h = 0; h < at.heads.count; h++)
             for (int64_t r = 0; r < piece->repeats; r++) {
                 int64_t head = at.heads.start + h * at.heads.step, first = at.first + r * at.repeat_step;
                 char *row = (char *)tensor.data + (b * tensor.batch + head * tensor.head + first * tensor.row) * size;
-                for (int64_t i = 0; i < piece->rows; i++, row += step, packed += bytes) move(c, row, packed);
+                for (int64_t i = 0; i < piece->rows; i += some, row += step, packed += elements * size)
+                    move(c, row, packed, elements);
             }
 }
 
-static void copy_out(const ra_config *c, char *row, char *packed) {
-    memcpy(packed, row, (size_t)c->head_dim * ra_dtype_size(c->dtype));
+static void copy_out(const ra_config *c, char *rows, char *packed, int64_t elements) {
+    memcpy(packed, rows, (size_t)elements * ra_dtype_size(c->dtype));
 }
 
-static void add_in(const ra_config *c, char *row, char *packed) { ra_add_sums(c->dtype, row, packed, c->head_dim); }
+static void add_in(const ra_config *c, char *rows, char *packed, int64_t elements) {
+    ra_add_sums(c->dtype, rows, packed, elements);
+}
 
 void ra_pack(const ra_route *route, const ra_piece *piece, ra_tensor tensor, char *packed) {
     each_row(route, piece, tensor, (int64_t)ra_dtype_size(route->config->dtype), packed, copy_out);

@@ -21,10 +21,35 @@ static void after_step(ra_call *call, double start) {
     call->step++;
 }
 
+/* Do the items at hand meet every used query (key)? In a single step no two of them meet the same. */
+static bool meet_all(const ra_call *call, bool queries) {
+    const ra_config *c = &call->plan->config;
+    const ra_view *view = &call->plan->view;
+    const ra_used_rows *used = queries ? &view->used_q : &view->used_k;
+    const int64_t all = used->count > 0 ? ra_used_count(used->sets, used->count)
+                        : queries       ? view->rows_q * c->heads
+                                        : view->rows_k * c->kv_heads;
+    int64_t met = 0;
+    for (int64_t i = 0; i < call->item_count; i++) {
+        const ra_item *item = &call->plan->items[i];
+        met += (queries ? item->q.count * (c->heads / c->kv_heads) : item->k.count) * item->heads.count * item->loop[0].repeat *
+               item->loop[1].repeat;
+    }
+    return met == all;
+}
+
+/* May the kernel write results in this step, with nothing left to finish? */
+static bool may_close(const ra_forward_pass *pass) {
+    const ra_plan *plan = pass->call.plan;
+    return pass->last && plan->kernel->device == RA_DEVICE_CPU && plan->view.used_q.count == 0 && pass->call.item_count == 1 &&
+           meet_all(&pass->call, true);
+}
+
 ra_status ra_forward_compute(ra_forward_pass *pass) {
     double start = ra_seconds();
     pass->step.items = pass->call.plan->items;
     pass->step.item_count = pass->call.item_count;
+    pass->step.closes = pass->step.single || may_close(pass);
     const ra_kernel *kernel = pass->call.plan->kernel;
     bool fills = pass->step.single && kernel->device != RA_DEVICE_CPU; /* rows without items are its affair, too */
     ra_status status = pass->call.item_count || fills ? kernel->forward(&pass->step) : RA_OK;
@@ -58,23 +83,6 @@ void ra_add_packed(ra_call *call, const ra_piece *pieces, int64_t count, char *p
     }
 }
 
-/* Do the items at hand meet every used query (key)? In a single step no two of them meet the same. */
-static bool meet_all(const ra_call *call, bool queries) {
-    const ra_config *c = &call->plan->config;
-    const ra_view *view = &call->plan->view;
-    const ra_used_rows *used = queries ? &view->used_q : &view->used_k;
-    const int64_t all = used->count > 0 ? ra_used_count(used->sets, used->count)
-                        : queries       ? view->rows_q * c->heads
-                                        : view->rows_k * c->kv_heads;
-    int64_t met = 0;
-    for (int64_t i = 0; i < call->item_count; i++) {
-        const ra_item *item = &call->plan->items[i];
-        met += (queries ? item->q.count * (c->heads / c->kv_heads) : item->k.count) * item->heads.count * item->loop[0].repeat *
-               item->loop[1].repeat;
-    }
-    return met == all;
-}
-
 /* -------------------------------------------------------------------------------------------------------- forward */
 
 /* (acc, m, l) one after the other behind the header of a message. */
@@ -100,6 +108,7 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
     for (int i = 0; i < 2; i++) pass.state[i] = ra_call_carve(&pass.call, &cursor, w->state);
     pass.step = (ra_forward_step){.problem = &plan->problem,
                                   .single = view->single,
+                                  .closes = view->single,
                                   .q = args->q,
                                   .out = args->out,
                                   .lse = args->lse,
@@ -123,7 +132,7 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
         status = w->state                               ? ra_merge_forward(&pass)
                  : plan->schedule == RA_SCHEDULE_GATHER ? ra_gather_forward(&pass)
                                                         : ra_ring_rounds_forward(&pass);
-    if (status == RA_OK && !view->single) status = plan->kernel->finish(&pass.step);
+    if (status == RA_OK && !pass.step.closes) status = plan->kernel->finish(&pass.step);
     return ra_call_end(&pass.call, status);
 }
 

@@ -11,6 +11,7 @@ typedef struct ra_forward_pass {
     ra_item_views home;
     char *buffer[2]; /* of messages of K and V */
     char *state[2];  /* replicated queries: messages of (acc, m, l), this rank's and a peer's */
+    bool last;       /* no step comes after the next */
 } ra_forward_pass;
 
 /* Computes the items gathered so far, as one step. */

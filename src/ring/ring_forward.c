@@ -57,8 +57,10 @@ ra_status ra_ring_rounds_forward(ra_forward_pass *f) {
         const ra_round *round = &plan->route.rounds[number];
         for (end = begin; end < view->own_count && view->own[end].channel->round == number;) end++;
         for (int64_t bucket = 0; bucket < round->buckets; bucket++)
-            for (int32_t h = 0; h <= round->hops; h++)
+            for (int32_t h = 0; h <= round->hops; h++) {
+                f->last = end == view->own_count && bucket == round->buckets - 1 && h == round->hops;
                 RA_TRY(take_hop(f, view->own + begin, end - begin, bucket, h, round->hops));
+            }
     }
     bool computed = f->call.step > 0; /* a device kernel fills rows without items in its first step */
     return f->call.item_count > 0 || !computed ? ra_forward_compute(f) : RA_OK;

@@ -432,27 +432,41 @@ static ahead ahead_of(const packing *p, int64_t next, int64_t end, int64_t rows)
 
 /* ----------------------------------------------------------------------------------------------------------- tiles */
 
-/* Row r of a state that came in: its maximum becomes an integer to base 2. */
-static void load_state(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t i, int64_t r) {
+/* Row i of the tile, of which a state came in: its maximum becomes an integer to base 2. False: it is empty. */
+static bool load_state(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t i, int64_t r) {
     const int64_t dim = place->problem->head_dim, width = padded(dim);
-    const double m = (double)((const float *)step->m.data)[ra_place_at(place, &step->m, r)] * LOG2_E;
-    if (m == -INFINITY) return;
-    const double base = rint(m), off = fabs(m - base) < 1e-6 * fmax(1, fabs(m)) ? 0 : m - base;
-    const float factor = (float)exp2(off); /* 1 for a state that this kernel wrote: no step adds an error of its own */
+    const float top = ((const float *)step->m.data)[ra_place_at(place, &step->m, r)],
+                l = ((const float *)step->l.data)[ra_place_at(place, &step->l, r)];
+    if (ra_state_empty((double)top, (double)l)) return false;
+    const double m = (double)top * LOG2_E, base = rint(m), off = m - base;
+    /* 1 for a state that this kernel wrote: no step adds an error of its own */
+    const float factor = fabs(off) < 1e-6 * fmax(1, fabs(m)) ? 1 : (float)exp2(off);
     const float *acc = (const float *)step->acc.data + ra_place_at(place, &step->acc, r);
     f->base[i] = (float)base;
-    f->l[i] = (double)((const float *)step->l.data)[ra_place_at(place, &step->l, r)] * (double)factor;
+    f->l[i] = (double)l * (double)factor;
     int64_t d = 0;
     for (; d + 16 <= dim; d += 16) store(acc_at(f, i, d, width), load(acc + d) * splat(factor));
     for (; d < dim; d++) acc_at(f, i, d / 16 * 16, width)[d % 16] = acc[d] * factor;
+    return true;
+}
+
+/* The states of the rows of a strip that begins at row i of the tile. Where all are empty its acc is fresh. */
+static void load_states(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t i,
+                        int64_t rows) {
+    const int64_t dim = place->problem->head_dim, width = padded(dim);
+    uint32_t loaded = 0;
+    for (int64_t n = 0; n < rows && !step->single; n++)
+        loaded |= (uint32_t)load_state(f, step, place, i + n, begin + i + n) << n;
+    f->fresh[i / STRIP] = !loaded;
+    if (!loaded || (loaded == UINT32_MAX && dim == width)) return;
+    for (int64_t n = 0; n < STRIP; n++) /* what no state was loaded to */
+        for (int64_t d = loaded >> n & 1 ? dim : 0; d < width; d++) acc_at(f, i + n, d / 16 * 16, width)[d % 16] = 0;
 }
 
 static void load_queries(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end) {
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, all = padded(rows);
     int64_t low, high;
     const bool alike = ra_place_alike(place, begin, end, &low, &high);
-    if (!step->single) memset(f->acc, 0, (size_t)(all * width) * sizeof(float));
-    for (int64_t i = 0; i < all; i += STRIP) f->fresh[i / STRIP] = step->single;
     for (int64_t i = 0; i < all; i++) {
         f->all_sums[i] = splat(0);
         f->l[i] = 0;
@@ -462,8 +476,8 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
         /* What fills up the last strip meets what the last row meets, and goes nowhere. */
         const int64_t r = begin + ra_min(i, rows - 1);
         if (!alike) ra_place_interval(place, r, &f->begin[i], &f->end[i]);
-        if (i < rows && !step->single) load_state(f, step, place, i, r);
     }
+    for (int64_t i = 0; i < all; i += STRIP) load_states(f, step, place, begin, i, ra_min(STRIP, rows - i));
     for (int64_t i = 0; i < all; i += SQUARE)
         pack_rows(f->q + i * width * PIECES, take_queries(f->rows, place, &step->q, begin + i, end), width);
 }
@@ -483,10 +497,10 @@ static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_p
         const int64_t r = begin + i;
         const bool empty = f->l[i] == 0;
         const double m = (double)f->base[i] * LN_2;
-        const float factor = !step->single ? 1 : empty ? 0 : (float)(1 / f->l[i]);
+        const float factor = !step->closes ? 1 : empty ? 0 : (float)(1 / f->l[i]);
         float line[MAX_DIM];
         for (int64_t d = 0; d < width; d += 16) store(line + d, load(acc_at(f, i, d, width)) * splat(factor));
-        if (!step->single) {
+        if (!step->closes) {
             memcpy((float *)step->acc.data + ra_place_at(place, &step->acc, r), line, (size_t)dim * sizeof(float));
             ((float *)step->m.data)[ra_place_at(place, &step->m, r)] = empty ? -INFINITY : (float)m;
             ((float *)step->l.data)[ra_place_at(place, &step->l, r)] = (float)f->l[i];

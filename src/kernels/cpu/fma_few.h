@@ -222,7 +222,7 @@ static void few_compute(const few_run *run, const ra_place *place, int64_t part,
 
 /* into += from, of row i. */
 static void few_merge(few_state *into, const few_state *from, int64_t i, int64_t width) {
-    if (from->m[i] == -INFINITY && from->l[i] == 0) return; /* else NaN in l must show */
+    if (ra_state_empty((double)from->m[i], from->l[i])) return;
     const float m = from->m[i] > into->m[i] ? from->m[i] : into->m[i], base = m == -INFINITY ? 0 : m;
     const float mine = into->m[i] == m ? 1 : expf(into->m[i] - base), theirs = from->m[i] == m ? 1 : expf(from->m[i] - base);
     float *acc = into->acc + i * width;
@@ -235,15 +235,10 @@ static void few_merge(few_state *into, const few_state *from, int64_t i, int64_t
 /* Merges the parts of a place with the state that came in, and writes the result. */
 static void few_store(const few_run *run, const ra_place *place, const few_state *parts, few_state *state) {
     const ra_forward_step *step = run->step;
-    const int64_t dim = place->problem->head_dim, width = padded(dim), rows = ra_place_rows(place);
-    few_clear(state, rows, width);
+    const int64_t width = padded(place->problem->head_dim), rows = ra_place_rows(place);
     for (int64_t r = 0; r < rows; r++) {
         float *acc = state->acc + r * width;
-        if (!step->single) {
-            load_row(acc, step->acc.data, RA_F32, ra_place_at(place, &step->acc, r), dim);
-            state->m[r] = ((const float *)step->m.data)[ra_place_at(place, &step->m, r)];
-            state->l[r] = (double)((const float *)step->l.data)[ra_place_at(place, &step->l, r)];
-        }
+        load_state(step, place, r, acc, &state->m[r], &state->l[r]);
         for (int64_t part = 0; part < run->parts; part++) few_merge(state, &parts[part], r, width);
         store_row(step, place, r, acc, state->m[r], state->l[r]);
     }

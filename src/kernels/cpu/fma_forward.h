@@ -111,22 +111,23 @@ static void forward_strip(forward_space *f, const ra_place *place, int64_t tile,
     combine(rows, dim, k.end - k.begin, f->s + k.begin, SCORES, f->values, k.begin, KEYS, f->acc + row * width, true);
 }
 
+/* The state that row r came with. */
+static void load_state(const ra_forward_step *step, const ra_place *place, int64_t r, float *acc, float *m, double *l) {
+    const int64_t dim = place->problem->head_dim;
+    *m = step->single ? -INFINITY : ((const float *)step->m.data)[ra_place_at(place, &step->m, r)];
+    *l = step->single ? 0 : (double)((const float *)step->l.data)[ra_place_at(place, &step->l, r)];
+    if (ra_state_empty((double)*m, *l)) memset(acc, 0, (size_t)padded(dim) * sizeof(float));
+    else load_row(acc, step->acc.data, RA_F32, ra_place_at(place, &step->acc, r), dim);
+}
+
 static void load_queries(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end) {
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin;
     for (int64_t i = 0; i < rows; i++) {
         const int64_t r = begin + i;
         load_query(f->q + i * width, &step->q, place, r);
         ra_place_interval(place, r, &f->begin[i], &f->end[i]);
-        f->m[i] = -INFINITY;
-        f->l[i] = 0;
         f->sums[i] = splat(0);
-        if (step->single) {
-            memset(f->acc + i * width, 0, (size_t)width * sizeof(float));
-        } else {
-            load_row(f->acc + i * width, step->acc.data, RA_F32, ra_place_at(place, &step->acc, r), dim);
-            f->m[i] = ((const float *)step->m.data)[ra_place_at(place, &step->m, r)];
-            f->l[i] = (double)((const float *)step->l.data)[ra_place_at(place, &step->l, r)];
-        }
+        load_state(step, place, r, f->acc + i * width, &f->m[i], &f->l[i]);
     }
     /* Rows that fill up the last register tile: their results are finite, and go nowhere. */
     const size_t rest = (size_t)((ra_ceil_div(rows, TILE_ROWS) * TILE_ROWS - rows) * width) * sizeof(float);
@@ -134,11 +135,11 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
     memset(f->acc + rows * width, 0, rest);
 }
 
-/* Writes the state of row r, or when single its result. acc is not the same after. */
+/* Writes the state of row r, or its result if the step closes. acc is not the same after. */
 static void store_row(const ra_forward_step *step, const ra_place *place, int64_t r, float *acc, float m, double l) {
     const ra_dtype dtype = place->problem->dtype;
     const int64_t dim = place->problem->head_dim;
-    if (!step->single) {
+    if (!step->closes) {
         memcpy((float *)step->acc.data + ra_place_at(place, &step->acc, r), acc, (size_t)dim * sizeof(float));
         ((float *)step->m.data)[ra_place_at(place, &step->m, r)] = m;
         ((float *)step->l.data)[ra_place_at(place, &step->l, r)] = (float)l;

@@ -141,7 +141,7 @@ static void fill_gaps(const rows_job *job, const block *b, const char used[BLOCK
 
 /* ----------------------------------------------------------------------------------------------------------- fill */
 
-/* a: out or acc, b: lse or m, c: l */
+/* a: out or nothing, b: lse or m, c: l */
 static void zero(const rows_job *job, const block *b, int64_t row, int64_t head, int64_t count, void *arg) {
     (void)arg;
     memset(element(&job->a, job->size, b->batch, row, head), 0, (size_t)(count * job->size));
@@ -168,21 +168,21 @@ static void set_rows(const rows_job *job, const block *b, const ra_tensor *t, do
     }
 }
 static void fill_block(const rows_job *job, const block *b) {
-    zero_block(job, b);
+    if (job->a.data) zero_block(job, b);
     set_rows(job, b, &job->b, -INFINITY);
     set_rows(job, b, &job->c, 0);
 }
 
 void ra_rows_fill(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, bool single, ra_tensor out,
-                  ra_tensor lse, ra_tensor acc, ra_tensor m, ra_tensor l) {
+                  ra_tensor lse, ra_tensor m, ra_tensor l) {
     const ra_tensor none = {0};
     rows_job job = {.problem = problem,
-                    .a = single ? out : acc,
+                    .a = single ? out : none,
                     .b = single ? lse : m,
                     .c = single ? none : l,
                     .rows = problem->rows_q,
                     .heads = problem->heads,
-                    .size = single ? (int64_t)ra_dtype_size(problem->dtype) : ra_state_size(problem->dtype),
+                    .size = (int64_t)ra_dtype_size(problem->dtype),
                     .each = fill_block};
     run(&job, workers, single ? &(ra_used_rows){0} : used);
 }
@@ -225,8 +225,9 @@ static void finish_row(const rows_job *job, const block *b, int64_t row, int64_t
     }
     /* By way of a buffer, since acc may be out. */
     const float *from = acc;
+    const double share = 1 / l;
     float buffer[256];
-    for (int64_t d = 0; d < dim; d++) buffer[d] = l == 0 ? 0 : (float)((double)from[d] / l);
+    for (int64_t d = 0; d < dim; d++) buffer[d] = l == 0 ? 0 : (float)((double)from[d] * share);
     ra_convert(out, dtype, buffer, RA_F32, dim);
 }
 static void finish_block(const rows_job *job, const block *b) {

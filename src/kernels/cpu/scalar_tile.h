@@ -141,7 +141,7 @@ static void NAME(forward_tile)(const ra_forward_step *step, const ra_place *plac
         const real *acc = (const real *)step->acc.data + ra_place_at(place, &step->acc, r);
         s->m[i] = (double)((const real *)step->m.data)[ra_place_at(place, &step->m, r)];
         s->l[i] = (double)((const real *)step->l.data)[ra_place_at(place, &step->l, r)];
-        for (int64_t d = 0; d < dim; d++) s->acc[i * dim + d] = (double)acc[d];
+        for (int64_t d = 0; d < dim && !ra_state_empty(s->m[i], s->l[i]); d++) s->acc[i * dim + d] = (double)acc[d];
     }
     int64_t low, high;
     ra_place_hull(place, begin, end, &low, &high);
@@ -157,7 +157,7 @@ static void NAME(forward_tile)(const ra_forward_step *step, const ra_place *plac
     for (int64_t r = begin; r < end; r++) {
         const int64_t i = r - begin;
         const double *acc = s->acc + i * dim;
-        if (!step->single) {
+        if (!step->closes) {
             real *to = (real *)step->acc.data + ra_place_at(place, &step->acc, r);
             for (int64_t d = 0; d < dim; d++) to[d] = (real)acc[d];
             ((real *)step->m.data)[ra_place_at(place, &step->m, r)] = (real)s->m[i];
