@@ -8,7 +8,7 @@
 /* A bucket of n rows rereads and rewrites the running state of every query once: 8*D bytes against 4*D*n flops, and queries are
  * packed again. That costs under 5 % from about 400 rows on where vectors compute, from 4096 in f32 and 8192 of 16 bits where
  * matrix units do, and from about 5000 on a GPU. Which cores the other ranks have is not known here: so a bucket is a quarter
- * of a shard between those bounds (of 16 bits not below 2048, at which matrix units lose 15 %). */
+ * of a shard between those bounds (of 16 bits not below 2048, at which matrix units lose a tenth). */
 int64_t ra_usual_bucket(const ra_config *c, int ranks) {
     if (c->device == RA_DEVICE_CUDA) return 8192;
     const bool halves = c->dtype == RA_BF16 || c->dtype == RA_F16;
