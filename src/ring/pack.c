@@ -17,8 +17,8 @@ static rows_at place(const ra_route *route, const ra_piece *piece) {
                      source->rows.row_step, source->row_shift, route->rings.classes[ring->class_index].heads};
 }
 
-/* Calls move(config, rows, packed, elements) for the rows of a piece, in packed order, as many at a time as lie together. `size`
- * is that of an element, in the tensor and packed. */
+/* Calls move(config, rows, packed, elements) for the rows of a piece, in packed order, as many at a time as lie together.
+ * `size` is that of an element, in the tensor and packed. */
 static void each_row(const ra_route *route, const ra_piece *piece, ra_tensor tensor, int64_t size, char *packed,
                      void (*move)(const ra_config *c, char *rows, char *packed, int64_t elements)) {
     const ra_config *c = route->config;
