@@ -482,6 +482,10 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
         stored |= 1u << (row - begin) / BLOCK;
     }
     TILES_OFF();
+    if (!ra_keys_come(place)) {
+        settle_queue(rooms, step);
+        ra_keys_wait(place);
+    }
     if (finite && keys_finite(f, t.chunks, width)) {
         store_keys(f, place, first, last);
         end_turn(rooms, place->turn);

@@ -114,6 +114,7 @@ INLINE void add_row(float *restrict to, const float *restrict from, float factor
 static void store_keys(const backward_space *f, const ra_place *place, int64_t first, int64_t last) {
     const ra_item *item = place->item;
     const int64_t dim = place->problem->head_dim, width = padded(dim);
+    ra_keys_wait(place);
     for (int64_t c = 0; c < last - first; c++) {
         add_row((float *)item->dk_view.data + ra_place_key_at(place, &item->dk_view, first + c), f->dk + c * width, 1, dim);
         add_row((float *)item->dv_view.data + ra_place_key_at(place, &item->dv_view, first + c), f->dv + c * width, 1, dim);

@@ -239,6 +239,7 @@ static void NAME(backward_tile)(const ra_backward_step *step, const ra_place *pl
         NAME(backward_row)(step, s, place, r, first, b, e);
         ra_turn_pass(place->turn, r + 1);
     }
+    ra_keys_wait(place);
     for (int64_t c = first; c < last; c++) {
         real *dk = (real *)place->item->dk_view.data + ra_place_key_at(place, &place->item->dk_view, c);
         real *dv = (real *)place->item->dv_view.data + ra_place_key_at(place, &place->item->dv_view, c);

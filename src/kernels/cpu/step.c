@@ -175,11 +175,11 @@ ra_status ra_cpu_forward(const ra_forward_step *step, const ra_forward_tiles *ti
  *     i 0   0 1 2 3
  *       1   4 5 6 7      the tiles in the order in which they are dealt
  *
- * Tiles of a row of them run side by side, and only dq is waited for: a tile adds to rows that the one on its left has passed,
- * which is soon, since both go through the rows in the same order; or keeps what it has, to add it later. A tile begins when
- * the one above it is done. Every wait is for a tile that was dealt before, so the first that is not done never waits. A tile
- * that has no pair with some rows passes them on without a wait: rows of a plan lie no further apart than its keys, so rows
- * that meet two tiles meet those between. Of many small places each is one task. */
+ * All of them may run side by side. A tile adds to rows that the one on its left has passed, which is soon, since both go
+ * through the rows in the same order; or keeps what it has, to add it later. At its end it adds to its keys, when the one above
+ * it is done. Every wait is for a tile that was dealt before, so the first that is not done never waits. A tile that has no
+ * pair with some rows passes them on without a wait: rows of a plan lie no further apart than its keys, so rows that meet two
+ * tiles meet those between. Of many small places each is one task. */
 enum { MOST_TILES = 256 }; /* that are dealt in one run: each has a counter */
 
 typedef struct backward_wave {
@@ -286,7 +286,10 @@ static void backward_pair(const backward_wave *wave, ra_place *place, int64_t i,
         ra_turn_wait(place->turn, end); /* also for rows that this tile did not add to */
         ra_close_rows(step, place, begin, end);
     }
-    if (around && place->closes) ra_close_keys(place, low, high);
+    if (around && place->closes) {
+        ra_keys_wait(place); /* the tile may have had nothing to add */
+        ra_close_keys(place, low, high);
+    }
 }
 
 static char *scratch_of(const backward_wave *wave, int worker) {
@@ -315,14 +318,14 @@ static void backward_task(void *arg, int64_t index, int worker) {
     const int64_t tile = left % (g.query_blocks * g.key_blocks), i = tile / g.key_blocks, j = tile % g.key_blocks;
     ra_place place = ra_place_number(wave->step->problem, item, left / (g.query_blocks * g.key_blocks));
     ra_turn *turn = &wave->turns[index];
-    const ra_turn above = {.before = i > 0 && index >= g.key_blocks ? turn - g.key_blocks : NULL};
-    if (!ra_turn_has_come(&above, INT64_MAX)) {
-        backward_rest(arg, worker);
-        ra_turn_wait(&above, INT64_MAX);
-    }
     turn->before = j > 0 && index > 0 ? turn - 1 : NULL;
     place.turn = turn;
+    place.above = i > 0 && index >= g.key_blocks ? turn - g.key_blocks : NULL;
     backward_pair(wave, &place, i, j, scratch);
+    if (!ra_keys_come(&place)) { /* it had nothing to add to them: then those above it are still done when it is */
+        backward_rest(arg, worker);
+        ra_keys_wait(&place);
+    }
     if (!turn->kept) ra_turn_pass(turn, INT64_MAX);
 }
 

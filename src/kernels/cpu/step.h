@@ -15,15 +15,17 @@
 typedef struct ra_place {
     const ra_problem *problem;
     const ra_item *item;
-    ra_item_rows q, k;    /* the item's, with the loops applied */
-    int64_t origin;       /* likewise */
-    int64_t batch;        /* entry */
-    int64_t kv_index;     /* head index of the item's views */
-    int64_t head;         /* first query head of the group */
-    int64_t group;        /* query heads of a KV head */
-    int64_t number;       /* of a forward tile: among the places of the step */
-    struct ra_turn *turn; /* of a backward tile; NULL: nobody else adds to the same rows */
-    bool opens, closes;   /* of a single backward step: no tile before this one adds to its keys; none after it does */
+    ra_item_rows q, k; /* the item's, with the loops applied */
+    int64_t origin;    /* likewise */
+    int64_t batch;     /* entry */
+    int64_t kv_index;  /* head index of the item's views */
+    int64_t head;      /* first query head of the group */
+    int64_t group;     /* query heads of a KV head */
+    int64_t number;    /* of a forward tile: among the places of the step */
+    /* Of a backward tile. */
+    struct ra_turn *turn;        /* NULL: nobody else adds to the same rows */
+    const struct ra_turn *above; /* of the tile that adds to the same keys before this one; NULL: none does */
+    bool opens, closes;          /* in a single step: no tile before this one adds to its keys; none after it does */
 } ra_place;
 
 /* The order of the sums of dq. A tile goes through its rows in order: it waits before it adds to them, and passes them on. */
@@ -41,6 +43,12 @@ static inline bool ra_turn_has_come(const ra_turn *turn, int64_t rows) {
 bool ra_turn_comes_soon(const ra_turn *turn, int64_t rows);
 void ra_turn_wait(const ra_turn *turn, int64_t rows);
 
+/* May the tile add to dk and dv of its keys? */
+static inline bool ra_keys_come(const ra_place *place) {
+    return ra_turn_has_come(&(ra_turn){.before = place->above}, INT64_MAX);
+}
+static inline void ra_keys_wait(const ra_place *place) { ra_turn_wait(&(ra_turn){.before = place->above}, INT64_MAX); }
+
 /* A tile that goes through some rows again takes nothing back. */
 static inline void ra_turn_pass(ra_turn *turn, int64_t rows) {
     if (turn && rows > atomic_load_explicit(&turn->passed, memory_order_relaxed))
@@ -57,7 +65,8 @@ static inline void *ra_carve(char **at, int64_t bytes) {
 
 /* Computes rows [begin, end) of a place. scratch is the worker's own, 64-byte aligned. */
 typedef void ra_forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch);
-/* Adds what rows [begin, end) and keys [key_begin, key_end) of a place give each other to dq_acc, dk_view and dv_view. */
+/* Adds what rows [begin, end) and keys [key_begin, key_end) of a place give each other to dq_acc in its turn, and to dk_view
+ * and dv_view when the keys come. */
 typedef void ra_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
                               int64_t key_begin, int64_t key_end, void *scratch);
 
