@@ -5,6 +5,10 @@
 #define ROWS 256 /* half of them in a tile */
 #define COLUMNS 64
 
+#include <sched.h>
+#include <time.h>
+
+#include "kernels/cpu/places.h"
 #include "kernels/cpu/step.h"
 
 /* Turns that have come, or come soon, count as late while `all_late`, so that every block goes through the queue. */
@@ -94,11 +98,43 @@ static void what_is_kept_comes_before_what_is_given_up(void **state) {
     }
 }
 
+/* Goes on when another tile has begun, too. */
+static atomic_int begun, met;
+static void meet_another(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
+                         int64_t last, void *scratch) {
+    (void)step, (void)place, (void)begin, (void)end, (void)first, (void)last, (void)scratch;
+    atomic_fetch_add(&begun, 1);
+    for (time_t start = time(NULL); atomic_load(&begun) < 2 && time(NULL) - start < 30;) sched_yield();
+    if (atomic_load(&begun) == 2) atomic_fetch_add(&met, 1);
+}
+
+static void a_tile_begins_before_the_one_above_it_is_done(void **state) {
+    (void)state;
+    kernel_case *c;
+    for (uint64_t seed = 30500;; seed++) {
+        c = case_new(seed, RA_BF16, &one_place);
+        if (c->item_count == 1 && ra_places(&c->problem, &c->items[0]) == 1 && c->problem.heads == c->problem.kv_heads &&
+            c->problem.left == RA_NO_LIMIT && c->problem.right == RA_NO_LIMIT && !c->problem.key_begin && !c->problem.key_end)
+            break;
+        case_free(c);
+    }
+    ra_workers *w;
+    assert_int_equal(ra_workers_create(2, &w), RA_OK);
+    const ra_item *item = &c->items[0];
+    ra_cpu_backward(&(ra_backward_step){.problem = &c->problem, .items = item, .item_count = 1, .workers = w},
+                    &(ra_backward_tiles){.tile = meet_another, .rows = (item->q.count + 1) / 2, .keys = item->k.count});
+    ra_workers_destroy(w);
+    case_free(c);
+    assert_int_equal(begun, 2);
+    assert_int_equal(met, 2);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(workers_that_wait_for_their_turn_sum_alike),
         cmocka_unit_test(workers_whose_turn_is_always_late_sum_alike),
         cmocka_unit_test(what_is_kept_comes_before_what_is_given_up),
+        cmocka_unit_test(a_tile_begins_before_the_one_above_it_is_done),
     };
     return cmocka_run_group_tests_name("kernel_turns", tests, NULL, NULL);
 }
