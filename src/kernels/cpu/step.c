@@ -128,19 +128,22 @@ static void forward_task(void *arg, int64_t index, int worker) {
                       (char *)wave->step->scratch + worker * wave->tiles->scratch);
 }
 
-/* One worker takes tiles as large as they come. Of several each gets a large tile for three quarters of its share (one half, if
- * small ones are as good), or more of them where that is too large; but four alike where a mask or padding makes some rows
- * heavier than others. Transfers (and the news of a lost rank) wait for the end of a tile: with them, each gets eight. */
+/* One worker takes tiles as large as they come. Of several each gets a large tile for three quarters of its share, or more of
+ * them where that is too large, and small ones for the rest; but four alike where a mask or padding makes some rows heavier than
+ * others. Where small tiles are as good (light), there are more of them. Transfers (and the news of a lost rank) wait for the end
+ * of a tile: with them, each gets eight. */
 static void choose_tiles(forward_wave *wave, int64_t all) {
     const ra_problem *problem = wave->step->problem;
     const int64_t unit = wave->tiles->unit, most = ra_cpu_tile_rows(problem, unit, wave->tiles->rows);
     const int64_t workers = ra_workers_count(wave->step->workers);
+    const bool light = wave->tiles->light;
     const bool masked = problem->left != RA_NO_LIMIT || problem->right != RA_NO_LIMIT || problem->key_begin || problem->key_end;
-    int64_t tiles = wave->step->poll ? 8 * workers : workers > 1 && masked ? 4 * workers : workers;
-    wave->turn = workers > 1 && tiles == workers ? all - all / (wave->tiles->light ? 2 : 4) : all;
+    int64_t tiles = wave->step->poll ? 8 * workers : workers > 1 && masked ? (light ? 16 : 4) * workers : workers;
+    wave->turn = workers > 1 && tiles == workers ? all - all / (light ? 2 : 4) : all;
     tiles *= ra_max(1, ra_ceil_div(wave->turn, tiles * most)); /* all alike */
     wave->large = ra_max(1, ra_ceil_div(wave->turn, tiles * unit)) * unit;
-    wave->small = ra_min(wave->large, ra_max(4, ra_ceil_div(all, 16 * workers * unit)) * unit);
+    const int64_t small = ra_max(light ? 1 : 4, ra_ceil_div(all, (light ? 64 : 16) * workers * unit));
+    wave->small = ra_min(wave->large, small * unit);
 }
 
 ra_status ra_cpu_forward(const ra_forward_step *step, const ra_forward_tiles *tiles) {
