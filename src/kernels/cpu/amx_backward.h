@@ -444,7 +444,7 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
                           int64_t last, void *scratch) {
     dq_rooms *rooms = scratch;
     const ra_problem *problem = place->problem;
-    backward_space *f = (void *)((char *)scratch + rooms_bytes(rooms));
+    backward_space *f = rooms->queue.behind;
     const int64_t width = padded(problem->head_dim), keys = most_keys(problem);
     tile_job t = {.f = f,
                   .step = step,
@@ -466,7 +466,7 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
     for (int64_t row = begin; row < end; row += BLOCK) {
         const int64_t block_end = t.block.end, elements = t.block.groups * SQUARE * width;
         const bool meets = t.block.from < t.block.to;
-        f->dq = next_room(rooms);
+        f->dq = ra_next_room(&rooms->queue);
         if (step->single) ra_place_ends(place, row, block_end, keys, first / keys, &opens, &closes);
         switch (!meets ? -1 : UNROLL_STEPS ? t.depth : 0) { /* the common head dimensions have their own code */
         case -1: load_block(&t, block_end); break;
@@ -478,20 +478,17 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
         if (!meets) memset(f->dq, 0, (size_t)elements * sizeof(float));
         finite &= all_finite(f->dq, elements);
         if (!finite) continue; /* and these rows are not passed before the end */
-        add_queries(rooms, step, place, (query_rows){row, block_end, opens, closes}, (row - begin) / BLOCK);
+        add_queries(rooms, step, place, (ra_block){row, block_end, opens, closes}, (row - begin) / BLOCK);
         stored |= 1u << (row - begin) / BLOCK;
     }
     TILES_OFF();
-    if (!ra_keys_come(place)) {
-        settle_queue(rooms, step);
-        ra_keys_wait(place);
-    }
+    ra_rooms_wait_for_keys(&rooms->queue, step, place);
     if (finite && keys_finite(f, t.chunks, width)) {
         store_keys(f, place, first, last);
-        end_turn(rooms, place->turn);
+        ra_rooms_end_tile(&rooms->queue, place->turn);
         return;
     }
-    settle_queue(rooms, step);
+    ra_rooms_settle(&rooms->queue, step);
     give_sums(rooms, step, place, begin, end);
     if (place->opens) ra_open_keys(place, first, last);
     for (int64_t row = begin; row < end; row += BLOCK) {
@@ -513,19 +510,21 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
 int64_t FAMILY(backward_scratch)(const ra_problem *problem, int workers) {
     if (left_to_avx512(problem)) return ra_avx512_backward_scratch(problem, workers);
     backward_space space;
+    dq_rooms rooms;
     const int64_t arrays = ra_max(backward_arrays(problem, NULL, &space), ra_scalar_backward_scratch(problem, 1));
-    const dq_rooms rooms = rooms_of(problem, workers);
-    return workers * (rooms_bytes(&rooms) + ra_round_up(arrays, 64));
+    return workers * (rooms_arrays(problem, workers, NULL, &rooms) + ra_round_up(arrays, 64));
 }
 
-static void backward_rest(const ra_backward_step *step, void *scratch) { settle_queue(scratch, step); }
+static void backward_rest(const ra_backward_step *step, void *scratch) { ra_rooms_settle(&((dq_rooms *)scratch)->queue, step); }
 
 ra_status FAMILY(backward)(const ra_backward_step *step) {
     if (left_to_avx512(step->problem)) return ra_avx512_backward(step);
     const int workers = ra_workers_count(step->workers);
     const int64_t scratch = FAMILY(backward_scratch)(step->problem, workers) / workers;
-    for (int w = 0; w < workers; w++)
-        *(dq_rooms *)(void *)((char *)step->scratch + w * scratch) = rooms_of(step->problem, workers);
+    for (int w = 0; w < workers; w++) {
+        char *at = (char *)step->scratch + w * scratch;
+        rooms_arrays(step->problem, workers, at, (void *)at);
+    }
     return ra_cpu_backward(step, &(ra_backward_tiles){.tile = backward_tile,
                                                       .rest = backward_rest,
                                                       .rows = tile_rows(step->problem),

@@ -1,10 +1,8 @@
-/* Gradients of a backward tile on their way to memory.
- *
- * Tiles add to dq in order (ra_turn). A worker whose turn has not come does not wait for a slower one: it keeps dq of the
- * block, goes on, into the next tiles too, and adds what it kept when its turn has come. A worker that has all tiles of some
- * rows keeps their sums as tiles, and turns them into rows once, with the last of the keys. Either way the sums are the same.
+/* Gradients of a backward tile on their way to memory. A worker that has all tiles of some rows keeps their sums as tiles, and
+ * turns them into rows once, with the last of the keys; several take turns (rooms.h). Either way the sums are the same.
  */
 #include "kernels/cpu/amx.h"
+#include "kernels/cpu/rooms.h"
 
 #ifndef BLOCK /* a test has less of each, and of COLUMNS */
 enum {
@@ -51,14 +49,8 @@ INLINE void put_row(gradient_row to, const float *from, int64_t step, float fact
     }
 }
 
-/* A block of rows of a place: does this tile open their sums of dq, does it close them? */
-typedef struct query_rows {
-    int64_t begin, end;
-    bool opens, closes;
-} query_rows;
-
 /* dq: C's tiles of dQ^T, [rows/32][32 dimensions]. */
-static void store_queries(const float *dq, float factor, const ra_backward_step *step, const ra_place *place, query_rows r) {
+static void store_queries(const float *dq, float factor, const ra_backward_step *step, const ra_place *place, ra_block r) {
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = r.end - r.begin;
     const bool streamed = results_streamed(place->problem, place->q.row_step * step->dq.row);
     for (int64_t i = 0; i < rows; i += SQUARE) {
@@ -80,91 +72,38 @@ static void store_queries(const float *dq, float factor, const ra_backward_step 
 
 /* ----------------------------------------------------------------------------------------------------------- rooms */
 
-/* Rooms for dq of a block, in a circle: one for each block of a tile, and one more. From `first` on come those of the queue,
- * which wait for their turn, first come, first served. The next block is computed in the room behind them.
- *
- * Before a worker waits for anything else it settles its queue, so that the first tile that is not done is always being
- * computed, or first in the queue of a worker that looks after it: nobody waits for ever.
- *
- * A worker alone has no queue, and the sums of its rows in the other rooms. */
+static void add_scaled(const ra_backward_step *step, const ra_place *place, ra_block block, const float *dq) {
+    store_queries(dq, (float)step->problem->scale, step, place, block);
+}
+
+/* One room for each block of a tile, and one more. A worker alone has no queue, and the sums of its rows in the other rooms. */
 typedef struct dq_rooms {
-    int64_t first, count; /* the queue */
-    int64_t rooms;
-    int64_t size;  /* of a room, in elements */
+    ra_rooms queue;
     bool alone;    /* there is one worker */
     uint32_t sums; /* a bit for each block of the rows that are worked on: its sum is in a room */
-    struct kept {
-        ra_place place;
-        query_rows rows;
-        bool last; /* of its tile, which is done otherwise */
-    } kept[ROWS / BLOCK + 1];
-    _Alignas(64) float dq[]; /* the rooms */
 } dq_rooms;
 
-/* As they are at first. */
-static dq_rooms rooms_of(const ra_problem *problem, int workers) {
-    return (dq_rooms){.rooms = ra_cpu_tile_rows(problem, BLOCK, tile_rows(problem)) / BLOCK + 1,
-                      .size = ra_cpu_tile_rows(problem, SQUARE, BLOCK) * padded(problem->head_dim),
-                      .alone = workers == 1};
-}
-
-static int64_t rooms_bytes(const dq_rooms *q) {
-    return (int64_t)sizeof *q + ra_round_up(q->rooms * q->size * (int64_t)sizeof(float), 64);
-}
-
-INLINE float *room_at(dq_rooms *q, int64_t i) { return q->dq + (q->first + i) % q->rooms * q->size; }
-
-/* Where dq of the next block is to be computed. */
-INLINE float *next_room(dq_rooms *q) { return room_at(q, q->count); }
-
-/* ----------------------------------------------------------------------------------------------------------- turns */
-
-INLINE struct kept *kept_at(dq_rooms *q, int64_t i) { return &q->kept[(q->first + i) % q->rooms]; }
-
-/* Adds the first of the queue, whose turn has come. */
-static void add_first(dq_rooms *q, const ra_backward_step *step) {
-    const struct kept *k = kept_at(q, 0);
-    store_queries(room_at(q, 0), (float)step->problem->scale, step, &k->place, k->rows);
-    ra_turn_pass(k->place.turn, k->last ? INT64_MAX : k->rows.end);
-    q->first = (q->first + 1) % q->rooms;
-    q->count--;
-}
-
-static void wait_and_add_first(dq_rooms *q, const ra_backward_step *step) {
-    ra_turn_wait(kept_at(q, 0)->place.turn, kept_at(q, 0)->rows.end);
-    add_first(q, step);
-}
-
-/* Adds all that is kept. */
-static void settle_queue(dq_rooms *q, const ra_backward_step *step) {
-    while (q->count > 0) wait_and_add_first(q, step);
-}
-
-static void add_in_turn(dq_rooms *q, const ra_backward_step *step, const ra_place *place, query_rows rows) {
-    while (q->count > 0 && ra_turn_has_come(kept_at(q, 0)->place.turn, kept_at(q, 0)->rows.end)) add_first(q, step);
-    if (q->count == 0 && ra_turn_comes_soon(place->turn, rows.end)) {
-        store_queries(next_room(q), (float)place->problem->scale, step, place, rows);
-        ra_turn_pass(place->turn, rows.end);
-        return;
-    }
-    *kept_at(q, q->count++) = (struct kept){.place = *place, .rows = rows};
-    if (q->count == q->rooms) wait_and_add_first(q, step);
-}
-
-/* The tile is done, but for what is left of it in the queue. */
-static void end_turn(dq_rooms *q, ra_turn *turn) {
-    if (q->count > 0 && kept_at(q, q->count - 1)->place.turn == turn) turn->kept = kept_at(q, q->count - 1)->last = true;
+/* As they are at first, behind themselves at `base`; with base NULL only tells how long all of it is. */
+static int64_t rooms_arrays(const ra_problem *problem, int workers, char *base, dq_rooms *rooms) {
+    *rooms = (dq_rooms){.queue = {.add = add_scaled,
+                                  .rooms = ra_cpu_tile_rows(problem, BLOCK, tile_rows(problem)) / BLOCK + 1,
+                                  .size = ra_cpu_tile_rows(problem, SQUARE, BLOCK) * padded(problem->head_dim)},
+                        .alone = workers == 1};
+    char *at = base;
+    ra_carve(&at, (int64_t)sizeof *rooms);
+    ra_rooms_carve(&rooms->queue, &at);
+    return at - base;
 }
 
 /* ----------------------------------------------------------------------------------------------------------- alone */
 
 /* The sum of a block of a worker alone. */
-INLINE float *sum_at(dq_rooms *q, int64_t block) { return room_at(q, 1 + block); }
+INLINE float *sum_at(const dq_rooms *q, int64_t block) { return ra_room_at(&q->queue, 1 + block); }
 
-static void add_alone(dq_rooms *q, const ra_backward_step *step, const ra_place *place, query_rows rows, int64_t block) {
+static void add_alone(dq_rooms *q, const ra_backward_step *step, const ra_place *place, ra_block rows, int64_t block) {
     const int64_t elements = padded(rows.end - rows.begin) * padded(place->problem->head_dim);
     const uint32_t bit = UINT32_C(1) << block;
-    const float scale = (float)place->problem->scale, *dq = next_room(q);
+    const float scale = (float)place->problem->scale, *dq = ra_next_room(&q->queue);
     float *sum = sum_at(q, block);
     if (rows.opens && !rows.closes) q->sums |= bit;
     if (!(q->sums & bit)) {
@@ -173,7 +112,7 @@ static void add_alone(dq_rooms *q, const ra_backward_step *step, const ra_place 
     }
     for (int64_t i = 0; i < elements; i += 16) store(sum + i, plus_sum(load(dq + i), scale, rows.opens, sum + i));
     if (!rows.closes) return;
-    store_queries(sum, 1, step, place, (query_rows){rows.begin, rows.end, .opens = true, .closes = true});
+    store_queries(sum, 1, step, place, (ra_block){rows.begin, rows.end, .opens = true, .closes = true});
     q->sums &= ~bit;
 }
 
@@ -182,12 +121,12 @@ static void give_sums(dq_rooms *q, const ra_backward_step *step, const ra_place 
     for (int64_t block = 0; begin < end; begin += BLOCK, block++)
         if (q->sums >> block & 1)
             store_queries(sum_at(q, block), 1, step, place,
-                          (query_rows){begin, ra_min(begin + BLOCK, end), .opens = true, .closes = false});
+                          (ra_block){begin, ra_min(begin + BLOCK, end), .opens = true, .closes = false});
     q->sums = 0;
 }
 
 /* Block `block` of a tile is computed. */
-static void add_queries(dq_rooms *q, const ra_backward_step *step, const ra_place *place, query_rows rows, int64_t block) {
+static void add_queries(dq_rooms *q, const ra_backward_step *step, const ra_place *place, ra_block rows, int64_t block) {
     if (q->alone || !place->turn) add_alone(q, step, place, rows, block);
-    else add_in_turn(q, step, place, rows);
+    else ra_rooms_add(&q->queue, step, place, rows);
 }

@@ -67,7 +67,9 @@ int64_t FAMILY(forward_scratch)(const ra_problem *problem, int workers) {
 int64_t FAMILY(backward_scratch)(const ra_problem *problem, int workers) {
     if (problem->dtype == RA_F64) return ra_scalar_backward_scratch(problem, workers);
     backward_space space;
-    return workers * ra_max(backward_arrays(problem, NULL, &space), ra_scalar_backward_scratch(problem, 1));
+    ra_rooms rooms;
+    const int64_t arrays = ra_max(backward_arrays(problem, NULL, &space), ra_scalar_backward_scratch(problem, 1));
+    return workers * (rooms_arrays(problem, workers, NULL, &rooms) + ra_round_up(arrays, 64));
 }
 
 ra_status FAMILY(forward)(const ra_forward_step *step) {
@@ -79,8 +81,13 @@ ra_status FAMILY(forward)(const ra_forward_step *step) {
 
 ra_status FAMILY(backward)(const ra_backward_step *step) {
     if (step->problem->dtype == RA_F64) return ra_scalar_backward(step);
-    return ra_cpu_backward(step, &(ra_backward_tiles){.tile = backward_tile,
-                                                      .rows = BACK_TILE,
-                                                      .keys = BACK_KEYS,
-                                                      .scratch = FAMILY(backward_scratch)(step->problem, 1)});
+    const int workers = ra_workers_count(step->workers);
+    const int64_t scratch = FAMILY(backward_scratch)(step->problem, workers) / workers;
+    for (int w = 0; w < workers; w++) {
+        char *at = (char *)step->scratch + w * scratch;
+        rooms_arrays(step->problem, workers, at, (void *)at);
+    }
+    return ra_cpu_backward(
+        step, &(ra_backward_tiles){
+                  .tile = backward_tile, .rest = backward_rest, .rows = BACK_TILE, .keys = BACK_KEYS, .scratch = scratch});
 }

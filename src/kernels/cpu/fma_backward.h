@@ -1,16 +1,22 @@
 /* Backward of fma.h. */
+#include "kernels/cpu/rooms.h"
 
+#ifndef BACK_KEYS /* a test has less of each */
 enum {
-    BACK_KEYS = 256,              /* of a tile */
-    BACK_ROWS = 288,              /* that are loaded at a time */
+    BACK_KEYS = 256, /* of a tile */
+    BACK_ROWS = 288, /* that are loaded at a time */
+};
+#endif
+enum {
     BACK_TILE = 4 * BACK_ROWS,    /* rows of a tile: its keys are packed, and dk and dv stored, once for them all */
     BACK_STRIP = 48,              /* rows whose scores are held at a time */
     BACK_DEPTH = 128,             /* keys that dQ is summed over at a time: a panel of them fits into the first cache */
     BACK_SCORES = BACK_KEYS + 16, /* stride of a strip; the tail is for register tiles that stick out */
+    BACK_KEPT = 12,               /* strips of dq whose turn has not come, at most */
 };
 
 typedef struct backward_space {
-    float *key_panels, *value_panels, *keys, *staged, *dk, *dv, *q, *dout, *dq; /* backward_arrays */
+    float *key_panels, *value_panels, *keys, *staged, *dk, *dv, *q, *dout; /* backward_arrays */
     float p[BACK_STRIP * BACK_SCORES], ds[BACK_STRIP * BACK_SCORES];
     float lse[BACK_ROWS], delta[BACK_ROWS];
     int64_t begin[BACK_ROWS], end[BACK_ROWS];
@@ -29,7 +35,27 @@ static int64_t backward_arrays(const ra_problem *problem, char *base, backward_s
     f->dv = ra_carve(&at, (BACK_KEYS + TILE_ROWS) * row);
     f->q = ra_carve(&at, rows * row);
     f->dout = ra_carve(&at, rows * row);
-    f->dq = ra_carve(&at, BACK_STRIP * row);
+    return at - base;
+}
+
+INLINE void add_row(float *restrict to, const float *restrict from, float factor, int64_t dim) {
+    for (int64_t d = 0; d < dim; d++) to[d] += factor * from[d];
+}
+
+static void add_strip(const ra_backward_step *step, const ra_place *place, ra_block block, const float *dq) {
+    const int64_t dim = place->problem->head_dim, width = padded(dim);
+    const float sign = sign_of(place->problem);
+    for (int64_t r = block.begin; r < block.end; r++, dq += width)
+        add_row((float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, r), dq, sign, dim);
+}
+
+/* As they are at first, behind themselves at `base`; with base NULL only tells how long all of it is. */
+static int64_t rooms_arrays(const ra_problem *problem, int workers, char *base, ra_rooms *rooms) {
+    *rooms =
+        (ra_rooms){.add = add_strip, .rooms = workers == 1 ? 1 : BACK_KEPT + 1, .size = BACK_STRIP * padded(problem->head_dim)};
+    char *at = base;
+    ra_carve(&at, (int64_t)sizeof *rooms);
+    ra_rooms_carve(rooms, &at);
     return at - base;
 }
 
@@ -107,14 +133,9 @@ static bool load_keys(backward_space *f, const ra_place *place, int64_t first, i
     return true;
 }
 
-INLINE void add_row(float *restrict to, const float *restrict from, float factor, int64_t dim) {
-    for (int64_t d = 0; d < dim; d++) to[d] += factor * from[d];
-}
-
 static void store_keys(const backward_space *f, const ra_place *place, int64_t first, int64_t last) {
     const ra_item *item = place->item;
     const int64_t dim = place->problem->head_dim, width = padded(dim);
-    ra_keys_wait(place);
     for (int64_t c = 0; c < last - first; c++) {
         add_row((float *)item->dk_view.data + ra_place_key_at(place, &item->dk_view, first + c), f->dk + c * width, 1, dim);
         add_row((float *)item->dv_view.data + ra_place_key_at(place, &item->dv_view, first + c), f->dv + c * width, 1, dim);
@@ -122,10 +143,10 @@ static void store_keys(const backward_space *f, const ra_place *place, int64_t f
 }
 
 /* The rows that are loaded, [begin, end), with the keys that are packed. *fresh: dk and dv hold nothing yet. */
-static void backward_rows(backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
+static void backward_rows(ra_rooms *rooms, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
                           int64_t first, int64_t last, bool *fresh) {
+    backward_space *f = rooms->behind;
     const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, keys = last - first;
-    const float sign = sign_of(place->problem);
     for (int64_t row = 0; row < rows; row += BACK_STRIP) {
         const int64_t count = ra_min(BACK_STRIP, rows - row);
         const span_of_keys k = keys_of(f->begin + row, f->end + row, count, first, last);
@@ -147,38 +168,47 @@ static void backward_rows(backward_space *f, const ra_backward_step *step, const
             spread(met, dim, count, ds, BACK_SCORES, f->q + row * width, f->dk + k.begin * width, true);
         }
         *fresh = false;
-        combine(count, dim, ra_min(met, BACK_DEPTH), ds, BACK_SCORES, f->keys, k.begin, BACK_KEYS, f->dq, false);
+        float *dq = ra_next_room(rooms);
+        combine(count, dim, ra_min(met, BACK_DEPTH), ds, BACK_SCORES, f->keys, k.begin, BACK_KEYS, dq, false);
         for (int64_t c = BACK_DEPTH; c < met; c += BACK_DEPTH)
-            combine(count, dim, ra_min(met - c, BACK_DEPTH), ds + c, BACK_SCORES, f->keys, k.begin + c, BACK_KEYS, f->dq, true);
-        ra_turn_wait(place->turn, begin + row + count);
-        for (int64_t i = 0; i < count; i++)
-            add_row((float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, begin + row + i), f->dq + i * width, sign,
-                    dim);
-        ra_turn_pass(place->turn, begin + row + count);
+            combine(count, dim, ra_min(met - c, BACK_DEPTH), ds + c, BACK_SCORES, f->keys, k.begin + c, BACK_KEYS, dq, true);
+        ra_rooms_add(rooms, step, place, (ra_block){.begin = begin + row, .end = begin + row + count});
     }
 }
 
 /* What is not finite is left to the scalar kernel, whose scratch is the same: so what is there goes to its place before. */
 static void backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
                           int64_t last, void *scratch) {
-    backward_space *f = scratch;
+    ra_rooms *rooms = scratch;
+    backward_space *f = rooms->behind;
     bool fresh = true;
-    backward_arrays(place->problem, scratch, f);
+    backward_arrays(place->problem, (char *)f, f);
     if (!load_keys(f, place, first, last)) {
-        ra_scalar_backward_tile(step, place, begin, end, first, last, scratch);
+        ra_rooms_settle(rooms, step);
+        ra_scalar_backward_tile(step, place, begin, end, first, last, f);
         return;
     }
     for (int64_t row = begin; row < end; row += BACK_ROWS) {
         const int64_t stop = ra_min(row + BACK_ROWS, end);
         if (load_gradients(f, step, place, row, stop)) {
-            backward_rows(f, step, place, row, stop, first, last, &fresh);
+            backward_rows(rooms, step, place, row, stop, first, last, &fresh);
             continue;
         }
-        if (!fresh) store_keys(f, place, first, last);
-        ra_scalar_backward_tile(step, place, row, stop, first, last, scratch);
-        backward_arrays(place->problem, scratch, f);
+        ra_rooms_settle(rooms, step);
+        if (!fresh) {
+            ra_keys_wait(place);
+            store_keys(f, place, first, last);
+        }
+        ra_scalar_backward_tile(step, place, row, stop, first, last, f);
+        backward_arrays(place->problem, (char *)f, f);
         load_keys(f, place, first, last);
         fresh = true;
     }
-    if (!fresh) store_keys(f, place, first, last);
+    if (!fresh) {
+        ra_rooms_wait_for_keys(rooms, step, place);
+        store_keys(f, place, first, last);
+    }
+    ra_rooms_end_tile(rooms, place->turn);
 }
+
+static void backward_rest(const ra_backward_step *step, void *scratch) { ra_rooms_settle(scratch, step); }

@@ -129,9 +129,9 @@ static void forward_task(void *arg, int64_t index, int worker) {
 }
 
 /* One worker takes tiles as large as they come. Of several each gets a large tile for three quarters of its share, or more of
- * them where that is too large, and small ones for the rest; but four alike where a mask or padding makes some rows heavier than
- * others. Where small tiles are as good (light), there are more of them. Transfers (and the news of a lost rank) wait for the end
- * of a tile: with them, each gets eight. */
+ * them where that is too large, and small ones for the rest; but four alike where a mask or padding makes some rows heavier
+ * than others. Where small tiles are as good (light), there are more of them. Transfers (and the news of a lost rank) wait for
+ * the end of a tile: with them, each gets eight. */
 static void choose_tiles(forward_wave *wave, int64_t all) {
     const ra_problem *problem = wave->step->problem;
     const int64_t unit = wave->tiles->unit, most = ra_cpu_tile_rows(problem, unit, wave->tiles->rows);
@@ -285,6 +285,7 @@ static void backward_pair(const backward_wave *wave, ra_place *place, int64_t i,
     if (around && opens) ra_open_rows(step, place, begin, end);
     if (around && place->opens) ra_open_keys(place, low, high);
     wave->tiles->tile(step, place, begin, end, low, high, scratch);
+    if (around && (closes || place->closes) && wave->tiles->rest) wave->tiles->rest(step, scratch);
     if (around && closes) {
         ra_turn_wait(place->turn, end); /* also for rows that this tile did not add to */
         ra_close_rows(step, place, begin, end);
