@@ -138,10 +138,11 @@ class Promises(kit.Case):
             self.assertLess(best, 2 if kit.sanitized() else 0.1, pattern)
 
     def test_memory_of_a_rank_falls_with_the_ring(self):
+        # A sanitizer's pairs take long, and a window changes few bytes.
+        rings = ["--ring-sizes", "1,2,4", "--window", "64,64"] if kit.sanitized() else ["--ring-sizes", "1,2,4,8"]
         for dtype, least in (("f32", [0, 0.40, 0.70, 0.85]), ("bf16", [0, 0.20, 0.55, 0.75])):
-            value = self.json("memory", "--seq", 4096, "--heads", 8, "--head-dim", 64, "--ring-sizes", "1,2,4,8", "--schedule",
-                              "ring", "--bucket", 64,
-                              "--dtype", dtype, timeout=600)
+            value = self.json("memory", "--seq", 4096, "--heads", 8, "--head-dim", 64, *rings, "--schedule", "ring", "--bucket",
+                              64, "--dtype", dtype, timeout=600)
             for row, reduction in zip(value["rows"], least):
                 self.assertEqual(row["peak_bytes"], row["planned_bytes"])
                 self.assertGreaterEqual(row["reduction"], reduction, f"{dtype}, ring of {row['ring_size']}")
@@ -243,7 +244,7 @@ class Promises(kit.Case):
 
     def test_what_fits_at_a_scaled_down_size_is_what_a_rank_holds(self):
         limit = 6 << 20
-        for ranks in (1, 8, 64):
+        for ranks in (1, 8) if kit.sanitized() else (1, 8, 64):
             shape = ["--ring-size", ranks, "--heads", 8, "--head-dim", 64, "--dtype", "bf16", "--threads", 1]
             fit = self.json("plan", "--fit", "--memory-limit", limit, *shape)["fit"]
             self.assertGreater(fit["seq"], 150 * ranks)
