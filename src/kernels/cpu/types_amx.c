@@ -1,4 +1,4 @@
-/* The AMX family: each type has a file of its own. */
+/* The AMX family: types have files of their own. */
 #include "kernels/cpu/cpu.h"
 
 #define OF_TYPE(problem, name, ...)                                                                                            \
