@@ -131,7 +131,7 @@ static void forward_task(void *arg, int64_t index, int worker) {
 /* One worker takes tiles as large as they come. Of several each gets a large tile for three quarters of its share, or more of
  * them where that is too large, and small ones for the rest; but four alike where a mask or padding makes some rows heavier
  * than others. Where small tiles are as good (light), there are more of them. Transfers (and the news of a lost rank) wait for
- * the end of a tile: with them, each gets eight. */
+ * the end of a tile: with them, each gets eight, and small ones only where they are light. */
 static void choose_tiles(forward_wave *wave, int64_t all) {
     const ra_problem *problem = wave->step->problem;
     const int64_t unit = wave->tiles->unit, most = ra_cpu_tile_rows(problem, unit, wave->tiles->rows);
@@ -139,7 +139,8 @@ static void choose_tiles(forward_wave *wave, int64_t all) {
     const bool light = wave->tiles->light;
     const bool masked = problem->left != RA_NO_LIMIT || problem->right != RA_NO_LIMIT || problem->key_begin || problem->key_end;
     int64_t tiles = wave->step->poll ? 8 * workers : workers > 1 && masked ? (light ? 16 : 4) * workers : workers;
-    wave->turn = workers > 1 && tiles == workers ? all - all / (light ? 2 : 4) : all;
+    const bool small_ends = workers > 1 && !masked && (light || !wave->step->poll);
+    wave->turn = small_ends ? all - all / (light ? 2 : 4) : all;
     tiles *= ra_max(1, ra_ceil_div(wave->turn, tiles * most)); /* all alike */
     wave->large = ra_max(1, ra_ceil_div(wave->turn, tiles * unit)) * unit;
     const int64_t small = ra_max(light ? 1 : 4, ra_ceil_div(all, (light ? 64 : 16) * workers * unit));
