@@ -478,17 +478,21 @@ static void a_rank_that_is_destroyed_in_the_middle_fails_its_peers_instead_of_ha
 
 static void a_buffer_that_the_transport_will_not_give_back_is_reported_and_counted(void **state) {
     (void)state;
-    group g;
-    group_open(&g, OVER_SOCKETS, 2, 30);
-    int64_t payload = 8 << 20; /* more than a socket holds */
+    ra_comm_ops ops;
+    void *ctxs[2];
+    ra_link *link;
+    assert_int_equal(sockets_create(2, &ops, ctxs), RA_OK);
+    assert_int_equal(ra_link_create(&ops, ctxs[0], 0, 2, "sockets", &link), RA_OK); /* rank 1 has none: nobody reads */
+    int64_t payload = 8 << 20;                                                      /* more than a socket holds */
     char *buf = calloc(1, (size_t)(RA_LINK_HEADER + payload));
     ra_transfer transfer;
-    assert_int_equal(ra_link_send(g.links[0], 1, 1, 0, buf, payload, &transfer), RA_OK);
-    ra_link_abort(g.links[0], RA_ABORTED, "enough");
-    assert_false(ra_link_cancel(g.links[0], &transfer, 1));
-    assert_int_equal(ra_link_read(g.links[0]).kept_buffers, 1);
-    group_close(&g);
-    free(buf); /* safe only because the sockets are closed by now */
+    assert_int_equal(ra_link_send(link, 1, 1, 0, buf, payload, &transfer), RA_OK);
+    ra_link_abort(link, RA_ABORTED, "enough");
+    assert_false(ra_link_cancel(link, &transfer, 1));
+    assert_int_equal(ra_link_read(link).kept_buffers, 1);
+    ra_link_destroy(link);
+    free(buf); /* safe only because its socket is closed by now */
+    socket_destroy(ctxs[1]);
 }
 
 /* -------------------------------------------------------------------------------------------------------------- post-mortem */
