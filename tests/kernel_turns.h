@@ -122,5 +122,5 @@ int main(void) {
         cmocka_unit_test(what_is_kept_comes_before_what_is_given_up),
         cmocka_unit_test(a_tile_begins_before_the_one_above_it_is_done),
     };
-    return cmocka_run_group_tests_name("kernel_turns", tests, NULL, NULL);
+    return cmocka_run_group_tests_name("kernel_turns, " EMULATED_NAME, tests, NULL, NULL);
 }

@@ -89,10 +89,7 @@ static int64_t rooms_arrays(const ra_problem *problem, int workers, char *base, 
                                   .rooms = ra_cpu_tile_rows(problem, BLOCK, tile_rows(problem)) / BLOCK + 1,
                                   .size = ra_cpu_tile_rows(problem, SQUARE, BLOCK) * padded(problem->head_dim)},
                         .alone = workers == 1};
-    char *at = base;
-    ra_carve(&at, (int64_t)sizeof *rooms);
-    ra_rooms_carve(&rooms->queue, &at);
-    return at - base;
+    return ra_rooms_carve(&rooms->queue, base, sizeof *rooms);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- alone */

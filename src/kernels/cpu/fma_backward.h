@@ -53,10 +53,7 @@ static void add_strip(const ra_backward_step *step, const ra_place *place, ra_bl
 static int64_t rooms_arrays(const ra_problem *problem, int workers, char *base, ra_rooms *rooms) {
     *rooms =
         (ra_rooms){.add = add_strip, .rooms = workers == 1 ? 1 : BACK_KEPT + 1, .size = BACK_STRIP * padded(problem->head_dim)};
-    char *at = base;
-    ra_carve(&at, (int64_t)sizeof *rooms);
-    ra_rooms_carve(rooms, &at);
-    return at - base;
+    return ra_rooms_carve(rooms, base, sizeof *rooms);
 }
 
 /* p: scores to weights; ds: products of dout and v to gradients of the scores, scale included. */

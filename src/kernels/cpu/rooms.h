@@ -36,11 +36,15 @@ typedef struct ra_rooms {
     void *behind; /* the rest of a worker's scratch, which begins with its rooms */
 } ra_rooms;
 
-/* Lays the rooms out at *at, which moves on; with *at NULL only counts. */
-static inline void ra_rooms_carve(ra_rooms *r, char **at) {
-    r->kept = ra_carve(at, r->rooms * (int64_t)sizeof *r->kept);
-    r->dq = ra_carve(at, r->rooms * r->size * (int64_t)sizeof *r->dq);
-    r->behind = *at;
+/* Lays the rooms out behind the first `head` bytes at base, which are for them and what else a family keeps there. Tells where
+ * they end, counted from base; with base NULL that is all. */
+static inline int64_t ra_rooms_carve(ra_rooms *r, char *base, int64_t head) {
+    char *at = base;
+    ra_carve(&at, head);
+    r->kept = ra_carve(&at, r->rooms * (int64_t)sizeof *r->kept);
+    r->dq = ra_carve(&at, r->rooms * r->size * (int64_t)sizeof *r->dq);
+    r->behind = at;
+    return at - base;
 }
 
 static inline float *ra_room_at(const ra_rooms *r, int64_t i) { return r->dq + (r->first + i) % r->rooms * r->size; }
