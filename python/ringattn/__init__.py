@@ -15,6 +15,7 @@ from ._engine import stats
 from ._info import describe, info, recommended_dtype
 from ._lib import RingattnError
 from ._lib import version as __version__
+from .sharding import positions, shard, unshard
 
 # Names that need torch, and the module that has each.
 _WITH_TORCH = {
@@ -79,8 +80,11 @@ __all__ = [
     "draw",
     "info",
     "like",
+    "positions",
     "recommended_dtype",
+    "shard",
     "stats",
+    "unshard",
     "HolesWarning",
     "RingattnError",
     "__version__",

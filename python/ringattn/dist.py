@@ -18,7 +18,7 @@ import struct
 import threading
 import time
 import weakref
-from typing import Any
+from typing import Any, Optional
 
 from . import _lib
 from ._config import Options, Problem, Settings, Shape, problem_for, rows_problem
@@ -117,6 +117,13 @@ class Processes(Alone):
                 found[rank] += struct.unpack_from(f"<{len(part)}q", record, 1)
         return found
 
+    def gather_memory(self, mine: int, everyone: int, size: int) -> None:
+        """Every rank's ``size`` bytes at address ``mine``, in rank order, at address ``everyone``."""
+        with self.comm.lock:
+            status = _lib.lib.ra_comm_allgather(self.comm.handle, mine, everyone, size)
+        if status:
+            self.comm.fail(status)
+
     def positions(self, rows: int, layout: str) -> tuple[int, Any]:
         """The number of rows on all ranks, and the global positions of this rank's ones (a tensor)."""
         import torch
@@ -176,6 +183,16 @@ def size_of(group: Any) -> int:
             return int(getattr(group, name)())
     ranks: int = resolve(group).ranks
     return ranks
+
+
+def place_of(group: Any) -> Optional[tuple[int, int]]:
+    """(rank, ranks) of this process in a group of processes, None where whole tensors go in and out: alone, or with in-process
+    ranks. Like ``size_of`` never collective."""
+    for name in ("rank", "get_local_rank", "Get_rank"):  # of a process group, of a mesh and of an MPI communicator
+        if callable(getattr(group, name, None)):
+            return None if size_of(group) == 1 else (int(getattr(group, name)()), size_of(group))
+    where = resolve(group)
+    return (where.rank, where.ranks) if isinstance(where, Processes) else None
 
 
 def key_of(group: Any) -> str:

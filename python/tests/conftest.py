@@ -25,6 +25,7 @@ NEED_TORCH = [
     "test_modules.py",
     "test_multihead.py",
     "test_helpers.py",
+    "test_sharding.py",
     "test_distributed.py",
     "test_transformers.py",
     "test_tutorial.py",

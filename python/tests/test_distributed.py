@@ -1,4 +1,4 @@
-"""Rings of processes under torchrun, over gloo: each check of workers/ring_checks.py on 2 and on 4 ranks."""
+"""Rings of processes under torchrun, over gloo: each check of workers/*_checks.py on 2 and on 4 ranks."""
 
 import json
 import pathlib
@@ -10,7 +10,8 @@ from conftest import run_python
 
 WORKERS = pathlib.Path(__file__).parent / "workers"
 sys.path.insert(0, str(WORKERS))
-import ring_checks  # noqa: E402
+import common  # noqa: E402
+import ring_checks  # noqa: E402, F401
 
 if not torch.distributed.is_available():
     pytest.skip("this build of torch has no torch.distributed", allow_module_level=True)
@@ -24,7 +25,7 @@ def results(request, tmp_path_factory):
     return found, done
 
 
-@pytest.mark.parametrize("name", ring_checks.names())
+@pytest.mark.parametrize("name", common.names())
 def test_on_a_group_of_processes(results, name):
     found, done = results
     assert name in found, f"the ranks did not come this far\n{done.stdout[-2000:]}\n{done.stderr[-6000:]}"

@@ -27,6 +27,7 @@ MODULES = [
     "modules",
     "multihead",
     "plot",
+    "sharding",
     "torch",
     "transformers",
 ]
