@@ -173,7 +173,7 @@ def _run(
         lse = np.empty((batch, heads, rows), np.float64 if code == _lib.F64 else np.float32)
         lse_view = (_address(lse), heads * rows, 1, rows)
     out_view = (_address(out), rows * heads * dim, heads * dim, dim)
-    where.run("forward", problem, seed, ranges, 0, (*views, out_view, lse_view))
+    where.run("forward", problem, seed, ranges, 0, (*views, out_view, lse_view), (query, key, value, out, lse))
     if order:
         back = np.argsort(order[0])
         out, lse = out[:, back], None if lse is None else lse[:, :, back]

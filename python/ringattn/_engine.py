@@ -1,4 +1,4 @@
-"""Running a problem on a communicator: one rank, ranks that are threads of this process, or a group of processes.
+"""Running a problem on a communicator.
 
 A tensor is a tuple ``(address, batch stride, row stride, head stride)`` here, strides in elements; ``NOTHING`` is no tensor.
 What the caller's library allocates, the caller's library frees.
@@ -7,14 +7,10 @@ What the caller's library allocates, the caller's library frees.
 from __future__ import annotations
 
 import ctypes
-import functools
 import os
 import struct
 import threading
-from collections import OrderedDict
 from typing import Any, Callable, Optional
-
-import numpy as np
 
 from . import _lib
 from ._config import Options, Problem, Shape, problem_for
@@ -181,12 +177,10 @@ class _Local(threading.local):
 
     def __init__(self) -> None:
         self.alone: Optional[Communicator] = None
-        self.threads: OrderedDict[int, list[Communicator]] = OrderedDict()
         self.latest: Callable[[], list[dict[str, Any]]] = list
 
 
 _local = _Local()
-_SETS_KEPT = 4  # of in-process ranks, a thread
 
 
 def _after_fork() -> None:
@@ -203,25 +197,6 @@ def alone() -> Communicator:
     found = _local.alone
     if found is None:
         found = _local.alone = self_communicator()
-    return found
-
-
-def _new_thread_ranks(ranks: int) -> list[Communicator]:
-    handles = (c_void_p * ranks)()
-    _lib.check(lib.ra_comm_threads(ranks, handles))
-    return [Communicator(handle or 0, ranks) for handle in handles]
-
-
-def _thread_ranks(ranks: int) -> list[Communicator]:
-    sets = _local.threads
-    found = sets.get(ranks)
-    if found is None:
-        found = sets[ranks] = _new_thread_ranks(ranks)
-        while len(sets) > _SETS_KEPT:
-            for comm in sets.popitem(last=False)[1]:
-                comm.close()
-    else:
-        sets.move_to_end(ranks)
     return found
 
 
@@ -258,11 +233,6 @@ def stats() -> dict[str, Any]:
 
 # ---------------------------------------------------------------------------------------------------------------------- running
 
-# Which tensors of a call have the rows of the queries and which those of the keys, and which are results.
-_ROWS = {"forward": "qkkqq", "backward": "qkkqqqqqkk"}
-_RESULTS = {"forward": (3, 4), "backward": (7, 8, 9)}
-
-
 def lasting(options: Options) -> bool:
     """Whether buffers and plans of a call serve the next one."""
     return options.enable_memory_pool and options.use_pattern_cache
@@ -291,134 +261,26 @@ class Alone:
         """The order in which query and key rows must lie; None for that of the caller."""
         return None
 
-    def run(self, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int, tensors: tuple[Tensor, ...]) -> None:
+    def run(
+        self,
+        call: str,
+        problem: Problem,
+        seed: int,
+        ranges: Ranges,
+        stream: int,
+        tensors: tuple[Tensor, ...],
+        owners: tuple[Any, ...],
+    ) -> None:
+        """Runs `call`. `owners` are the arrays that own the memory of `tensors`."""
         if lasting(problem.options):
             run_on(alone(), call, problem, seed, ranges, stream, tensors)
         else:  # nothing of an earlier call serves this one
             comm = self_communicator()
             run_on(comm, call, problem, seed, ranges, stream, tensors)
-            _leave([comm])
+            leave([comm])
 
 
-class InProcess(Alone):
-    """``group=p``: p ranks, each a thread of this process; whole tensors in, whole tensors out.
-
-    Ranks of contiguous and striped layouts read and write the whole tensors through strided views. A zigzag rank holds two
-    runs, which no single stride describes: the caller's library brings the rows into the order of `order` first, and its
-    results back.
-    """
-
-    def __init__(self, ranks: int):
-        self.ranks, self.key = ranks, f"threads:{ranks}"
-
-    def order(self, problem: Problem) -> Optional[tuple[Any, Any]]:
-        options = problem.options
-        if options.layout != "zigzag" or self.ranks == 1:
-            return None
-        orders = []
-        for part in range(2):
-            runs = [
-                np.arange(count) * step + start for shard in problem.shards(self.ranks) for start, step, count in shard[part]
-            ]
-            orders.append(np.concatenate(runs).astype(np.int64))
-        if options.query_placement == "replicated":
-            orders[0] = np.arange(problem.shape.seq_q)
-        return orders[0], orders[1]
-
-    def _rows(self, problem: Problem) -> list[dict[str, tuple[int, int]]]:
-        """For each rank (start, step) of its query and key rows in the ordered tensors."""
-        options, found, seen = problem.options, [], [0, 0]
-        for shard in problem.shards(self.ranks):
-            rows = {}
-            for part, name in enumerate("qk"):
-                count = sum(run[2] for run in shard[part])
-                rows[name] = (seen[part], 1) if options.layout == "zigzag" else shard[part][0][:2]
-                seen[part] += count
-            if options.query_placement == "replicated":
-                rows["q"] = (0, 1)
-            found.append(rows)
-        return found
-
-    def run(self, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int, tensors: tuple[Tensor, ...]) -> None:
-        size = (4, 2, 2, 8)[problem.shape.dtype]
-        lse_size = 8 if size == 8 else 4
-        rows, kinds = self._rows(problem), _ROWS[call]
-        replicated = problem.options.query_placement == "replicated"
-        spare: list[Any] = []  # where all but one of the ranks with replicated queries write their equal results
-
-        def of_rank(rank: int) -> tuple[Tensor, ...]:
-            mine = []
-            for index, tensor in enumerate(tensors):
-                is_lse = index in (4, 6)
-                if replicated and rank and kinds[index] == "q" and index in _RESULTS[call] and tensor[0]:
-                    mine.append(_spare(problem.shape, size, is_lse, spare))
-                else:
-                    start, step = rows[rank][kinds[index]]
-                    address, batch, row, head = tensor
-                    mine.append(
-                        (address + start * row * (lse_size if is_lse else size), batch, row * step, head) if address else tensor
-                    )
-            return tuple(mine)
-
-        _run_threads(self.ranks, call, problem, seed, ranges, stream, [of_rank(rank) for rank in range(self.ranks)])
-
-
-def _spare(shape: Shape, size: int, is_lse: bool, kept: list[Any]) -> Tensor:
-    rows, heads, dim = shape.seq_q, shape.heads, shape.head_dim
-    if is_lse:
-        size, dim = max(size, 4), 1
-    kept.append(np.empty(shape.batch * rows * heads * dim * size, np.uint8))
-    address = kept[-1].ctypes.data
-    return (address, heads * rows, 1, rows) if is_lse else (address, rows * heads * dim, heads * dim, dim)
-
-
-def _run_threads(
-    ranks: int, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int, tensors: list[tuple[Tensor, ...]]
-) -> None:
-    keep = lasting(problem.options)
-    comms = _thread_ranks(ranks) if keep else _new_thread_ranks(ranks)
-    errors: list[Optional[BaseException]] = [None] * ranks
-
-    choose_device = _device_chooser() if problem.shape.device == _lib.CUDA else None
-
-    def work(rank: int) -> None:
-        comm = comms[rank]
-        try:
-            if choose_device and rank:
-                choose_device()
-            run_on(comm, call, problem, seed, ranges, stream, tensors[rank])
-        except BaseException as error:
-            errors[rank] = error
-            lib.ra_comm_abort(comm.handle, getattr(error, "code", _lib.ABORTED), str(error).encode())
-
-    threads = [
-        threading.Thread(target=work, args=(rank,), name=f"ringattn rank {rank}", daemon=True) for rank in range(1, ranks)
-    ]
-    for thread in threads:
-        thread.start()
-    work(0)
-    for thread in threads:
-        thread.join()
-    failed = [error for error in errors if error is not None]
-    if failed or not keep:
-        if keep:
-            _local.threads.pop(ranks, None)
-        _leave(comms)
-    else:
-        note(lambda: [comm.stats() for comm in comms])
-    if failed:
-        own = [error for error in failed if getattr(error, "status", "") not in ("RA_ABORTED", "RA_PEER_LOST")]
-        raise (own or failed)[0]
-
-
-def _device_chooser() -> Callable[[], None]:
-    """Makes this thread's CUDA device the current one of another thread, too."""
-    import torch
-
-    return functools.partial(torch.cuda.set_device, torch.cuda.current_device())
-
-
-def _leave(comms: list[Communicator]) -> None:
+def leave(comms: list[Communicator]) -> None:
     """Frees communicators that serve one call only; what they counted stays for ``stats``."""
     counted = [comm.stats() for comm in comms]
     note(lambda: counted)

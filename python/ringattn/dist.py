@@ -22,7 +22,8 @@ from typing import Any, Optional
 
 from . import _lib
 from ._config import Options, Problem, Settings, Shape, problem_for, rows_problem
-from ._engine import Alone, Communicator, InProcess, Ranges, Tensor, lasting, run_on
+from ._engine import Alone, Communicator, Ranges, Tensor, lasting, run_on
+from ._inprocess import InProcess
 from ._transports import GlooMailbox, MpiMailbox
 
 # ----------------------------------------------------------------------------------------------------------------------- groups
@@ -97,7 +98,16 @@ class Processes(Alone):
         except _lib.RingattnError:
             pass  # the caller has a better reason to raise
 
-    def run(self, call: str, problem: Problem, seed: int, ranges: Ranges, stream: int, tensors: tuple[Tensor, ...]) -> None:
+    def run(
+        self,
+        call: str,
+        problem: Problem,
+        seed: int,
+        ranges: Ranges,
+        stream: int,
+        tensors: tuple[Tensor, ...],
+        owners: tuple[Any, ...],
+    ) -> None:
         if not lasting(problem.options):
             self.renew()
         run_on(self.comm, call, problem, seed, ranges, stream, tensors)

@@ -62,13 +62,14 @@ class _Device:
 
 
 def _run(
-    where: Any, call: str, problem: Problem, seed: int, ranges: Any, query: torch.Tensor, tensors: tuple[Tensor, ...]
+    where: Any, call: str, problem: Problem, seed: int, ranges: Any, tensors: tuple[Tensor, ...], owners: tuple[Any, ...]
 ) -> None:
+    query = owners[0]
     if not query.is_cuda:
-        where.run(call, problem, seed, ranges, 0, tensors)
+        where.run(call, problem, seed, ranges, 0, tensors, owners)
     else:
         with _Device(query.device) as stream:
-            where.run(call, problem, seed, ranges, stream, tensors)
+            where.run(call, problem, seed, ranges, stream, tensors, owners)
 
 
 def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[Shape, tuple[Tensor, Tensor, Tensor]]:
@@ -139,7 +140,7 @@ def run_forward(
         lse_view = (lse.data_ptr(), heads * rows, 1, rows)
     dim = shape.head_dim
     out_view = (out.data_ptr(), rows * heads * dim, heads * dim, dim)
-    _run(where, "forward", problem, seed, ranges, query, (*views, out_view, lse_view))
+    _run(where, "forward", problem, seed, ranges, (*views, out_view, lse_view), (query, key, value, out, lse))
     if order:
         back = torch.argsort(rows_q)
         out, lse = out[:, back], None if lse is None else lse[:, :, back]
@@ -167,26 +168,9 @@ def run_backward(
         query, key, value, out, dout = query[:, rows_q], key[:, rows_k], value[:, rows_k], out[:, rows_q], dout[:, rows_q]
         lse, dlse = lse[:, :, rows_q], None if dlse is None else dlse[:, :, rows_q]
     dq, dk, dv = (_result_like(x) for x in (query, key, value))
-    _run(
-        where,
-        "backward",
-        problem,
-        seed,
-        ranges,
-        query,
-        (
-            _view(query),
-            _view(key),
-            _view(value),
-            _view(out),
-            _lse_view(lse),
-            _view(dout),
-            _lse_view(dlse),
-            _view(dq),
-            _view(dk),
-            _view(dv),
-        ),
-    )
+    owners = query, key, value, out, lse, dout, dlse, dq, dk, dv
+    views = tuple(_lse_view(x) if x is lse or x is dlse else _view(x) for x in owners)
+    _run(where, "backward", problem, seed, ranges, views, owners)
     if order:
         back_q, back_k = torch.argsort(rows_q), torch.argsort(rows_k)
         dq, dk, dv = dq[:, back_q], dk[:, back_k], dv[:, back_k]

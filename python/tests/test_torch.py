@@ -184,7 +184,7 @@ def test_inputs_and_outputs_are_never_copied(requires_grad, monkeypatch):
 
     calls = []
     plain = _engine.Alone.run
-    monkeypatch.setattr(_engine.Alone, "run", lambda self, *call: (calls.append((call[0], call[-1])), plain(self, *call)))
+    monkeypatch.setattr(_engine.Alone, "run", lambda self, *call: (calls.append((call[0], call[5])), plain(self, *call)))
     packed = torch.randn(2, 4, 20, 3, 8, requires_grad=requires_grad)
     views = packed.transpose(1, 2).unbind(3)
     out, lse = ringattn.attention(*views, is_causal=True, return_lse=True)
@@ -343,9 +343,9 @@ def test_without_a_cuda_device_the_library_says_so():
 def test_a_ring_of_gpus_is_refused_with_the_reason():
     from concurrent.futures import ThreadPoolExecutor
 
-    from ringattn import _engine
+    from ringattn import _inprocess
 
-    comms, problem = _engine._new_thread_ranks(2), cuda_problem()
+    comms, problem = _inprocess._new_thread_ranks(2), cuda_problem()
     with ThreadPoolExecutor(2) as pool:
         for plan in [pool.submit(comm.plan, problem, 0, None, None) for comm in comms]:
             with pytest.raises(ringattn.RingattnError, match="ring of GPUs") as caught:

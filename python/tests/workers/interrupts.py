@@ -1,0 +1,49 @@
+"""Ctrl-C in the middle of calls on in-process ranks, once and again and again; leaves what went wrong as an assertion."""
+
+import signal
+import threading
+import time
+
+import numpy as np
+import ringattn
+
+N, RANKS = 6000, 4
+
+
+def inside():
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ringattn rank")]
+
+
+def interrupted(x, delay, again):
+    """Whether a call on x was interrupted after `delay` seconds."""
+    try:
+        signal.setitimer(signal.ITIMER_REAL, delay, again)
+        ringattn.attention(x, x, x, group=RANKS, threads=1)
+        return False
+    except KeyboardInterrupt:
+        return True
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert not inside(), f"{inside()} are still at work"
+
+
+def main():
+    rng = np.random.default_rng(0)
+    small = rng.standard_normal((1, 37, 2, 8), dtype=np.float32)
+    expected = ringattn.attention(small, small, small)
+    start = time.monotonic()
+    ringattn.attention(*[rng.standard_normal((1, N, 4, 64), dtype=np.float32)] * 3, group=RANKS, threads=1)
+    whole = time.monotonic() - start
+    signal.signal(signal.SIGALRM, signal.default_int_handler)
+    count = 0
+    for part in (0.0001, 0.001, 0.01, 0.1, 0.3, 0.5):
+        for again in (0.0, 0.002):
+            x = rng.standard_normal((1, N, 4, 64), dtype=np.float32)  # gone as soon as the call has raised
+            count += interrupted(x, max(1e-6, part * whole), again)
+            del x
+            found = ringattn.attention(small, small, small, group=RANKS)
+            assert np.abs(found - expected).max() < 1e-5
+    assert count >= 6, f"{count} of 12 calls were interrupted"
+
+
+main()
