@@ -289,6 +289,8 @@ def key_ranges(key_range: Any, batch: int) -> Ranges:
         ) from None
     if len(begins) != batch:
         raise ValueError(f"key_range has {len(begins)} entries for a batch of {batch}")
+    for number in begins + ends:
+        _lib.fits("key_range", number)
     return begins, ends
 
 

@@ -85,9 +85,10 @@ def _one_of(name: str, value: Any, table: dict[str, int]) -> str:
 
 def integers(name: str, values: Any) -> tuple[int, ...]:
     try:
-        return tuple(operator.index(value) for value in values)
+        numbers = [operator.index(value) for value in values]
     except TypeError:
         raise ValueError(f"{name} is {values!r}; it must be a list of integers") from None
+    return tuple(_lib.fits(name, number) for number in numbers)
 
 
 def pattern(
@@ -121,7 +122,7 @@ def limits(window: Any) -> tuple[int, int]:
         raise ValueError(
             f"window is {window!r}; it must be a pair (left, right) of integers, -1 or None for no limit"
         ) from None
-    return left, right
+    return _lib.fits("window", left), _lib.fits("window", right)
 
 
 _UNSUPPORTED = {
@@ -156,8 +157,8 @@ class Problem:
         (desc.dtype, desc.device, desc.batch, desc.seq_q, desc.seq_k, desc.heads, desc.kv_heads, desc.head_dim) = shape
         branches = len(options.segment_lengths)
         if branches:
-            desc.segment_lengths = (ctypes.c_int64 * branches)(*options.segment_lengths)
-            desc.dilation_rates = (ctypes.c_int64 * branches)(*options.dilation_rates)
+            desc.segment_lengths = _lib.int64_array("segment_lengths", options.segment_lengths)
+            desc.dilation_rates = _lib.int64_array("dilation_rates", options.dilation_rates)
         desc.branches = branches
         desc.combine, desc.offset = _lib.COMBINE[options.combine], _lib.OFFSET[options.offset]
         desc.dilate_queries, desc.causal = options.dilate_queries, options.is_causal

@@ -52,8 +52,8 @@ class Communicator:
             desc.seed = seed
             if ranges is not None:
                 begin, end = ranges
-                desc.key_begin = (ctypes.c_int64 * len(begin))(*begin)
-                desc.key_end = (ctypes.c_int64 * len(end))(*end)
+                desc.key_begin = _lib.int64_array("key_range", begin)
+                desc.key_end = _lib.int64_array("key_range", end)
         plan = c_void_p()
         status = lib.ra_plan_create(self.handle, desc, ctypes.byref(plan))
         if status:

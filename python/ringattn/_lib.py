@@ -6,9 +6,10 @@ The shared library lies beside this file in an installed package. ``RINGATTN_LIB
 from __future__ import annotations
 
 import ctypes
+import operator
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
 c_int, c_int32, c_int64, c_uint32, c_uint64 = ctypes.c_int, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint32, ctypes.c_uint64
 c_bool, c_char_p, c_double, c_size_t, c_void_p = (
@@ -32,7 +33,47 @@ CPU, CUDA = 0, 1
 DTYPE_NAMES = {F32: "float32", BF16: "bfloat16", F16: "float16", F64: "float64"}
 
 
-class Desc(ctypes.Structure):
+# ctypes keeps the low bits of an integer that does not fit and says nothing: 2**64 would arrive as 0. So every struct that is
+# filled here, every array and every argument of a function is checked.
+
+# The least value of each kind, and its bits.
+_RANGE = {
+    c_int: (-(1 << 31), 32),
+    c_int32: (-(1 << 31), 32),
+    c_int64: (-(1 << 63), 64),
+    c_uint32: (0, 32),
+    c_uint64: (0, 64),
+    c_size_t: (0, 64),
+}
+_ARGUMENT = {"window_left": "window", "window_right": "window"}  # what users call a field, where that is another name
+
+
+def fits(name: str, value: Any, kind: Any = c_int64) -> int:
+    """The value as an integer, if a C integer of that kind can hold it."""
+    name = _ARGUMENT.get(name, name)
+    try:
+        number = operator.index(value)
+    except TypeError:
+        raise ValueError(f"{name} is {value!r}; it must be an integer") from None
+    least, bits = _RANGE[kind]
+    if not least <= number < least + (1 << bits):
+        raise ValueError(f"{name} is {number}; it must fit into {bits} bits")
+    return number
+
+
+def int64_array(name: str, values: Sequence[int]) -> Any:
+    return (c_int64 * len(values))(*[fits(name, value) for value in values])
+
+
+class Struct(ctypes.Structure):
+    def __setattr__(self, name: str, value: Any) -> None:
+        kind = dict(self._fields_).get(name)  # type: ignore[misc]
+        if kind in _RANGE:
+            value = fits(name, value, kind)
+        super().__setattr__(name, value)
+
+
+class Desc(Struct):
     _fields_ = [
         ("struct_size", c_uint32),
         ("version", c_uint32),
@@ -72,15 +113,15 @@ class Desc(ctypes.Structure):
     ]
 
 
-class Rows(ctypes.Structure):
+class Rows(Struct):
     _fields_ = [("start", c_int64), ("step", c_int64), ("count", c_int64)]
 
 
-class Shard(ctypes.Structure):
+class Shard(Struct):
     _fields_ = [("count", c_int64), ("rows", Rows * 2)]
 
 
-class Summary(ctypes.Structure):
+class Summary(Struct):
     _fields_ = [
         ("struct_size", c_uint32),
         ("rank", c_int32),
@@ -102,7 +143,7 @@ class Summary(ctypes.Structure):
     ]
 
 
-class Meeting(ctypes.Structure):
+class Meeting(Struct):
     _fields_ = [
         ("struct_size", c_uint32),
         ("query_rank", c_int32),
@@ -114,7 +155,7 @@ class Meeting(ctypes.Structure):
     ]
 
 
-class Stats(ctypes.Structure):
+class Stats(Struct):
     _fields_ = [
         ("struct_size", c_uint32),
         ("steps", c_int64),
@@ -132,7 +173,7 @@ class Stats(ctypes.Structure):
     ]
 
 
-class KernelInfo(ctypes.Structure):
+class KernelInfo(Struct):
     _fields_ = [("name", c_char_p), ("available", c_bool), ("reason", c_char_p)]
 
 
@@ -144,7 +185,7 @@ ABORT = ctypes.CFUNCTYPE(None, c_void_p, c_int)
 DESTROY = ctypes.CFUNCTYPE(None, c_void_p)
 
 
-class CommOps(ctypes.Structure):
+class CommOps(Struct):
     _fields_ = [
         ("struct_size", c_uint32),
         ("flags", c_uint32),
@@ -227,6 +268,14 @@ def _find() -> str:
     )
 
 
+def _checked(function: str, kind: Any) -> Any:
+    """An argument's type: for integers one that checks them."""
+    if kind not in _RANGE:
+        return kind
+    convert = staticmethod(lambda value: kind(fits(f"an argument of {function}", value, kind)))
+    return type(f"checked {kind.__name__}", (), {"from_param": convert})
+
+
 def _load() -> ctypes.CDLL:
     path = _find()
     try:
@@ -235,7 +284,7 @@ def _load() -> ctypes.CDLL:
         raise ImportError(f"{path} cannot be loaded: {error}") from error
     for name, (result, arguments) in _FUNCTIONS.items():
         function = getattr(library, name)
-        function.restype, function.argtypes = result, arguments
+        function.restype, function.argtypes = result, [_checked(name, kind) for kind in arguments]
     desc = Desc()
     library.ra_attention_desc_init(desc)
     if desc.struct_size != ctypes.sizeof(Desc):

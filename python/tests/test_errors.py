@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import ringattn
+from ringattn import _lib
 
 X = np.zeros((1, 8, 4, 8), np.float32)
 
@@ -26,6 +27,13 @@ def refused(match, q=X, k=X, v=X, error=ValueError, **options):
         ({"window": 3}, "window"),
         ({"window": (1, 2, 3)}, "window"),
         ({"window": (-2, 0)}, "window"),
+        ({"window": (2**64, 0)}, "window is 18446744073709551616; it must fit into 64 bits"),
+        ({"window": (0, -(2**64) - 1)}, "window is -18446744073709551617; it must fit into 64 bits"),
+        ({"segment_lengths": [2**64 + 8], "dilation_rates": [1]}, "segment_lengths .* 64 bits"),
+        ({"segment_lengths": [8], "dilation_rates": [2**64 + 1]}, "dilation_rates .* 64 bits"),
+        ({"key_range": (0, 2**64 + 8)}, "key_range .* 64 bits"),
+        ({"bucket": 2**64 + 4}, "bucket"),
+        ({"threads": 2**32 + 1}, "threads"),
         ({"key_range": (0, 9)}, "key"),
         ({"key_range": (3, 2)}, "key"),
         ({"key_range": [[0, 1], [0, 1]]}, "2 entries for a batch of 1"),
@@ -125,6 +133,40 @@ def test_an_error_in_a_ring_is_the_one_that_caused_it_and_does_not_stick():
     with pytest.raises(RuntimeError, match="no-such-kernel"):
         ringattn.attention(X, X, X, kernel="no-such-kernel", group=3)
     assert ringattn.attention(X, X, X, group=3).shape == X.shape
+
+
+@pytest.mark.parametrize(
+    "sizes, match",
+    [
+        ({"seq": 2**64 + 8}, "seq_q is .* 64 bits"),
+        ({"seq_q": 2**64 + 8}, "seq_q .* 64 bits"),
+        ({"heads": 2**64 + 1}, "heads .* 64 bits"),
+        ({"kv_heads": 2**64 + 1}, "heads .* 64 bits"),
+        ({"head_dim": 2**64 + 8}, "head_dim .* 64 bits"),
+        ({"batch": 2**64 + 1}, "batch .* 64 bits"),
+        ({"batch": 1.5}, "batch is 1.5; it must be an integer"),
+        ({"ranks": 2**32 + 2}, "ranks .* 32 bits"),
+    ],
+)
+def test_sizes_of_a_description_that_do_not_fit_are_named(sizes, match):
+    with pytest.raises(ValueError, match=match):
+        ringattn.describe(**{"seq": 8, "heads": 1, "head_dim": 8, **sizes})
+
+
+def test_every_integer_that_is_handed_to_the_library_is_checked():
+    for struct in (_lib.Desc, _lib.Rows, _lib.Shard, _lib.Summary, _lib.Meeting, _lib.Stats, _lib.CommOps):
+        for name, kind in struct._fields_:
+            if kind in _lib._RANGE:
+                least, bits = _lib._RANGE[kind]
+                for wrong in (least - 1, least + 2**bits):
+                    with pytest.raises(ValueError, match="must fit into"):
+                        setattr(struct(), name, wrong)
+                setattr(struct(), name, least)
+    for name, (_, arguments) in _lib._FUNCTIONS.items():
+        for index, kind in enumerate(arguments):
+            if kind in _lib._RANGE:
+                with pytest.raises(ValueError, match=f"{name} is .* must fit into"):
+                    getattr(_lib.lib, name).argtypes[index].from_param(2**64)
 
 
 def test_like_describe_draw_and_dtype_refuse_what_they_do_not_know():
