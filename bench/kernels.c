@@ -13,8 +13,8 @@
 #include "core/alloc.h"
 #include "core/dtype.h"
 #include "core/philox.h"
-#include "kernels/kernel.h"
-#include "kernels/rows.h"
+#include "device/kernel.h"
+#include "device/rows.h"
 
 /* Seconds for each pass of a case. */
 static double budget(void) {

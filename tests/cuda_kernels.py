@@ -10,9 +10,9 @@ import sys
 import unittest
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-KERNELS = os.path.join(HERE, "..", "src", "kernels", "cuda")
+KERNELS = os.path.join(HERE, "..", "src", "device", "cuda")
 BUILD = os.environ.get("RA_BUILD", "build")
-OBJECTS = os.path.join(BUILD, "src", "kernels", "cuda", "CMakeFiles")
+OBJECTS = os.path.join(BUILD, "src", "device", "cuda", "CMakeFiles")
 
 # Each family's kernels, by head dimension, element type and variant.
 EXPECTED = {

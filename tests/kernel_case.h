@@ -22,8 +22,8 @@
 #include "core/dtype.h"
 #include "core/philox.h"
 #include "core/workers.h"
-#include "kernels/kernel.h"
-#include "kernels/rows.h"
+#include "device/kernel.h"
+#include "device/rows.h"
 #include "reference/reference.h"
 
 /* --------------------------------------------------------------------------------------------------------- random */

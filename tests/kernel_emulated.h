@@ -4,7 +4,7 @@
 #include <stdatomic.h>
 
 #include "cross/vec_portable.h"
-#include "kernels/cpu/cpu.h"
+#include "device/cpu/cpu.h"
 
 RA_DECLARE_FAMILY(emulated)
 

@@ -2,8 +2,8 @@
 #include <sched.h>
 #include <time.h>
 
-#include "kernels/cpu/places.h"
-#include "kernels/cpu/step.h"
+#include "device/cpu/places.h"
+#include "device/cpu/step.h"
 
 /* Turns that have come, or come soon, count as late while `all_late`, so that every block goes through the queue. */
 static bool all_late;

@@ -82,23 +82,23 @@ mutate "the lattice starts with the sequence, not the segment" src/geometry/patt
 mutate "a residue loses its last key" src/geometry/items.c \
     '(rows.count - 1 - first) / period + 1 : 0' '(rows.count - 1 - first) / period : 0'
 mutate "dropout forgets which segment it is in" src/geometry/items.c '.origin = ring->shift}' '.origin = 0}'
-mutate "the scalar kernel does not rescale the denominator" src/kernels/cpu/scalar_tile.h \
+mutate "the scalar kernel does not rescale the denominator" src/device/cpu/scalar/scalar_tile.h \
     's->l[r] = s->l[r] * shrink + l;' 's->l[r] = s->l[r] + l;'
 mutate "merging does not rescale the denominator" src/ring/accumulator.c \
     'l[at] = l[at] * one + l2[at] * two;' 'l[at] = l[at] + l2[at];     '
-mutate "dlse has the wrong sign" src/kernels/cpu/rows.c 'sum -= load(&job->c' 'sum += load(&job->c'
-mutate "lse forgets the maximum" src/kernels/cpu/rows.c 'm + log(l)' 'log(l)'
+mutate "dlse has the wrong sign" src/device/cpu/rows.c 'sum -= load(&job->c' 'sum += load(&job->c'
+mutate "lse forgets the maximum" src/device/cpu/rows.c 'm + log(l)' 'log(l)'
 mutate "buckets go the longer way" src/geometry/route.c 'bool goes_down = down < up;' 'bool goes_down = down > up;'
 mutate "zigzag gives the late run to its neighbour" src/geometry/shard.c '2 * (int64_t)ranks - 1 - rank)' '(int64_t)ranks + rank)'
 mutate "the last bucket that is needed stays at home" src/geometry/route.c \
     'last_seen / k->pos_step + 1' 'last_seen / k->pos_step'
 mutate "gradients of the members before are lost" src/ring/ring_backward.c 'ra_add_sums(plan->config.dtype, sums[home], came,' \
     '(void)ra_add_sums, (void)(plan->config.dtype, sums[home], came,'
-mutate "the vector kernels do not rescale what came in" src/kernels/cpu/fma_few.h 'into->l[i] * (double)mine' 'into->l[i]'
-mutate "dropout draws from the neighbouring word" src/kernels/cpu/dropout.h 'words[lattice - 4 * quad + i]' \
+mutate "the vector kernels do not rescale what came in" src/device/cpu/fma/fma_few.h 'into->l[i] * (double)mine' 'into->l[i]'
+mutate "dropout draws from the neighbouring word" src/device/cpu/dropout.h 'words[lattice - 4 * quad + i]' \
     'words[(lattice - 4 * quad + i) ^ 1]'
 mutate "of a group of query heads one alone counts as used" src/geometry/used.c 'places = neighbours ? 1 : group;' 'places = 1;'
-mutate "the gradients of unused rows stay as they were" src/kernels/cpu/rows.c \
+mutate "the gradients of unused rows stay as they were" src/device/cpu/rows.c \
     'if (job->gaps) memset(job->streamed ? image : out, 0, (size_t)bytes);' ''
 mutate "branches that share a head share the sums of their rows" src/geometry/used.c \
     'modulus = ra_gcd(modulus, sets[i].rows.start - sets[j].rows.start);' ';'

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ring/plan.h"
+#include "plan/plan.h"
 #include "support.h"
 
 #define MAX_RANKS 12

@@ -38,7 +38,7 @@ need_for_test() {
     need python3 have python3
     need python3-numpy python_has numpy
     [ ! -d python/tests ] || need "python3-numpy python3-pytest" python_has numpy pytest
-    if [ -d src/transport/mpi ]; then
+    if [ -d src/transport/host/mpi ]; then
         need libopenmpi-dev have mpicc.openmpi
         need openmpi-bin have mpirun.openmpi
         need libmpich-dev have mpicc.mpich

@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-#include "kernels/kernel.h"
+#include "device/kernel.h"
 #include "ring/pack.h"
 
 typedef struct merge {

@@ -1,5 +1,5 @@
 /* Merging running states (acc, m, l) of the same rows. Exact up to rounding, in any order; an empty one
- * (kernels/kernel.h), whose acc holds anything, is neutral. */
+ * (device/kernel.h), whose acc holds anything, is neutral. */
 #ifndef RA_RING_ACCUMULATOR_H
 #define RA_RING_ACCUMULATOR_H
 

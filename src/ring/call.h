@@ -2,7 +2,7 @@
 #ifndef RA_RING_CALL_H
 #define RA_RING_CALL_H
 
-#include "ring/plan.h"
+#include "plan/plan.h"
 
 typedef struct ra_call {
     ra_plan *plan;

@@ -5,7 +5,7 @@
 #include "core/alloc.h"
 #include "core/status.h"
 #include "geometry/config.h"
-#include "ring/plan.h"
+#include "plan/plan.h"
 
 static int64_t tag_bytes(const ra_comm *comm) { return (int64_t)sizeof(uint64_t) * comm->ranks; }
 

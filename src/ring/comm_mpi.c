@@ -1,11 +1,11 @@
-/* Communicators over MPI: the public face of transport/mpi.h. */
+/* Communicators over MPI: the public face of transport/host/mpi.h. */
 #include "ringattn_mpi.h"
 
 #include <math.h>
 
 #include "core/status.h"
 #include "ring/comm.h"
-#include "transport/mpi.h"
+#include "transport/host/mpi.h"
 
 static ra_status open_comm(const char *implementation, const void *mpi, size_t bytes, double start_timeout, ra_comm **comm) {
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");

@@ -3,7 +3,7 @@
 #define RA_RING_PACK_H
 
 #include "core/workers.h"
-#include "ring/messages.h"
+#include "plan/messages.h"
 
 /* Copies the rows of a piece from the rank's tensor (k or v) to `packed`: [batch][head][repeat][row][d]. */
 void ra_pack(const ra_route *route, const ra_piece *piece, ra_tensor tensor, char *packed);

@@ -4,7 +4,7 @@
 #include "core/dtype.h"
 #include "core/log.h"
 #include "core/status.h"
-#include "kernels/rows.h"
+#include "device/rows.h"
 #include "ring/pack.h"
 #include "ring/ring.h"
 

@@ -2,7 +2,7 @@
 #ifndef RA_RING_RING_H
 #define RA_RING_RING_H
 
-#include "ring/plan.h"
+#include "plan/plan.h"
 
 /* Arguments have been checked. */
 ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args);

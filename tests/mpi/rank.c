@@ -19,7 +19,7 @@
 #include "../transport_mistakes.h"
 #include "ring/comm.h"
 #include "ringattn_mpi.h"
-#include "transport/mpi.h"
+#include "transport/host/mpi.h"
 
 static double timeout_seconds = 1;
 static int rank_of, ranks_of;

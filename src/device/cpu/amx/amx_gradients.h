@@ -1,0 +1,129 @@
+/* Gradients of a backward tile on their way to memory. A worker that has all tiles of some rows keeps their sums as tiles, and
+ * turns them into rows once, with the last of the keys; several take turns (rooms.h). Either way the sums are the same.
+ */
+#include "device/cpu/amx/amx.h"
+#include "device/cpu/rooms.h"
+
+#ifndef BLOCK /* a test has less of each, and of COLUMNS */
+enum {
+    BLOCK = PIECES < 3 ? 256 : 128, /* rows at a time */
+    ROWS = 4096, /* of a tile at most: one packing of its keys serves them all, and their dK and dV are summed where they are */
+};
+#endif
+
+/* Rows of a tile. Tiles that take longer have half of them, so that workers of unequal cores come to an end together. */
+INLINE int64_t tile_rows(const ra_problem *problem) { return PIECES == 1 && padded(problem->head_dim) > 64 ? ROWS : ROWS / 2; }
+
+/* ------------------------------------------------------------------------------------------------------------ rows */
+
+/* Where a row of a gradient goes: to its sum, unless that opens here and holds nothing yet; or, if it closes, with its sum to
+ * the result. */
+typedef struct gradient_row {
+    bool opens, closes, streamed;
+    float *sum;
+    element *result;
+} gradient_row;
+
+/* What comes to a sum, times a factor: rounded once, whatever the compiler thinks of it, since rows and tiles sum alike. */
+INLINE vec plus_sum(vec x, float factor, bool opens, const float *sum) {
+    return opens ? x * splat(factor) : VEC_FMA(x, splat(factor), load(sum));
+}
+
+/* 16 columns of the row lie at `from`, the next 16 `step` further on. */
+INLINE void put_row(gradient_row to, const float *from, int64_t step, float factor, int64_t dim) {
+    int64_t d = 0;
+    for (; d + 32 <= dim; d += 32, from += 2 * step) {
+        const vec low = plus_sum(load(from), factor, to.opens, to.sum + d),
+                  high = plus_sum(load(from + step), factor, to.opens, to.sum + d + 16);
+        if (to.closes) {
+            put_result(to.result + d, low, high, to.streamed);
+        } else {
+            store(to.sum + d, low);
+            store(to.sum + d + 16, high);
+        }
+    }
+    for (int64_t i = 0; d < dim; i++, d++) {
+        const float x = from[i / 16 * step + i % 16], y = to.opens ? x * factor : fmaf(x, factor, to.sum[d]);
+        if (to.closes) to.result[d] = element_of(y);
+        else to.sum[d] = y;
+    }
+}
+
+/* dq: C's tiles of dQ^T, [rows/32][32 dimensions]. */
+static void store_queries(const float *dq, float factor, const ra_backward_step *step, const ra_place *place, ra_block r) {
+    const int64_t dim = place->problem->head_dim, width = padded(dim), rows = r.end - r.begin;
+    const bool streamed = results_streamed(place->problem, place->q.row_step * step->dq.row);
+    for (int64_t i = 0; i < rows; i += SQUARE) {
+        float turned[MAX_DIM / 16][2][SUMS]; /* [16 dimensions][half] of [column][dimension] */
+        for (int64_t d = 0; d < width / 16; d++)
+            for (int64_t half = 0; half < 2; half++)
+                transpose(turned[d][half], 16, dq + i * width + d / 2 * 4 * SUMS + (half * 2 + d % 2) * SUMS, 16);
+        for (int64_t c = 0; c < SQUARE; c++) {
+            const int64_t row = r.begin + i + c;
+            if (row < r.end)
+                put_row((gradient_row){r.opens, r.closes, streamed,
+                                       (float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, row),
+                                       (element *)step->dq.data + ra_place_at(place, &step->dq, row)},
+                        turned[0][c / 16] + c % 16 * 16, 2 * SUMS, factor, dim);
+        }
+    }
+    RESULTS_END();
+}
+
+/* ----------------------------------------------------------------------------------------------------------- rooms */
+
+static void add_scaled(const ra_backward_step *step, const ra_place *place, ra_block block, const float *dq) {
+    store_queries(dq, (float)step->problem->scale, step, place, block);
+}
+
+/* One room for each block of a tile, and one more. A worker alone has no queue, and the sums of its rows in the other rooms. */
+typedef struct dq_rooms {
+    ra_rooms queue;
+    bool alone;    /* there is one worker */
+    uint32_t sums; /* a bit for each block of the rows that are worked on: its sum is in a room */
+} dq_rooms;
+
+/* As they are at first, behind themselves at `base`; with base NULL only tells how long all of it is. */
+static int64_t rooms_arrays(const ra_problem *problem, int workers, char *base, dq_rooms *rooms) {
+    *rooms = (dq_rooms){.queue = {.add = add_scaled,
+                                  .rooms = ra_cpu_tile_rows(problem, BLOCK, tile_rows(problem)) / BLOCK + 1,
+                                  .size = ra_cpu_tile_rows(problem, SQUARE, BLOCK) * padded(problem->head_dim)},
+                        .alone = workers == 1};
+    return ra_rooms_carve(&rooms->queue, base, sizeof *rooms);
+}
+
+/* ----------------------------------------------------------------------------------------------------------- alone */
+
+/* The sum of a block of a worker alone. */
+INLINE float *sum_at(const dq_rooms *q, int64_t block) { return ra_room_at(&q->queue, 1 + block); }
+
+static void add_alone(dq_rooms *q, const ra_backward_step *step, const ra_place *place, ra_block rows, int64_t block) {
+    const int64_t elements = padded(rows.end - rows.begin) * padded(place->problem->head_dim);
+    const uint32_t bit = UINT32_C(1) << block;
+    const float scale = (float)place->problem->scale, *dq = ra_next_room(&q->queue);
+    float *sum = sum_at(q, block);
+    if (rows.opens && !rows.closes) q->sums |= bit;
+    if (!(q->sums & bit)) {
+        store_queries(dq, scale, step, place, rows);
+        return;
+    }
+    for (int64_t i = 0; i < elements; i += 16) store(sum + i, plus_sum(load(dq + i), scale, rows.opens, sum + i));
+    if (!rows.closes) return;
+    store_queries(sum, 1, step, place, (ra_block){rows.begin, rows.end, .opens = true, .closes = true});
+    q->sums &= ~bit;
+}
+
+/* The sums go to where others can add to them. `begin`: the first row. */
+static void give_sums(dq_rooms *q, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end) {
+    for (int64_t block = 0; begin < end; begin += BLOCK, block++)
+        if (q->sums >> block & 1)
+            store_queries(sum_at(q, block), 1, step, place,
+                          (ra_block){begin, ra_min(begin + BLOCK, end), .opens = true, .closes = false});
+    q->sums = 0;
+}
+
+/* Block `block` of a tile is computed. */
+static void add_queries(dq_rooms *q, const ra_backward_step *step, const ra_place *place, ra_block rows, int64_t block) {
+    if (q->alone || !place->turn) add_alone(q, step, place, rows, block);
+    else ra_rooms_add(&q->queue, step, place, rows);
+}

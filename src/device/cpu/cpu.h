@@ -1,0 +1,27 @@
+/* The CPU kernel families, for the table. Each family's functions live in files that carry its name. */
+#ifndef RA_KERNELS_CPU_CPU_H
+#define RA_KERNELS_CPU_CPU_H
+
+#include "device/cpu/step.h"
+
+#define RA_DECLARE_FAMILY(name)                                                                                                \
+    int64_t ra_##name##_forward_scratch(const ra_problem *problem, int workers);                                               \
+    int64_t ra_##name##_backward_scratch(const ra_problem *problem, int workers);                                              \
+    ra_status ra_##name##_forward(const ra_forward_step *step);                                                                \
+    ra_status ra_##name##_backward(const ra_backward_step *step);
+
+RA_DECLARE_FAMILY(scalar)
+RA_DECLARE_FAMILY(neon)
+RA_DECLARE_FAMILY(avx2)
+RA_DECLARE_FAMILY(avx512)
+RA_DECLARE_FAMILY(amx) /* one of these: */
+RA_DECLARE_FAMILY(amx_bf16)
+RA_DECLARE_FAMILY(amx_f16)
+RA_DECLARE_FAMILY(amx_f32)
+
+/* Tiles of any size by the scalar kernel, for families that meet something they do not handle. The scratch of one worker of the
+ * scalar kernel suffices. */
+ra_forward_tile ra_scalar_forward_tile;
+ra_backward_tile ra_scalar_backward_tile;
+
+#endif

@@ -1,0 +1,88 @@
+/* Keys of a place, packed once for all of its tiles.
+ *
+ *     slot 0    [ panel 0 | panel 1 | .. ]    of place 0, then of 2, 4, ..
+ *     slot 1    [ panel 0 | panel 1 | .. ]    of place 1, then of 3, 5, ..
+ *
+ * A tile enters the slot that its place's number says. A slot whose tiles have all left is free for another place; a tile that
+ * finds it in use packs for itself, so nobody waits for a slot. Within it a panel is packed by the tile that comes to it first.
+ * Others wait for that one panel, if there is no other to pack; and whoever packs waits for nobody, so every wait ends.
+ *
+ * Marks name the place, so that nothing is to be cleared when a slot passes on to the next. What the panels look like is the
+ * kernel's affair, as is the memory behind them.
+ */
+#ifndef RA_KERNELS_CPU_PANELS_H
+#define RA_KERNELS_CPU_PANELS_H
+
+#include <sched.h>
+#include <stdatomic.h>
+
+#include "device/cpu/step.h"
+
+typedef struct ra_slot {
+    _Alignas(64) atomic_uint_fast64_t inside; /* [ place 48 | tiles 16 ] */
+    atomic_uint_fast64_t marks[];             /* of panels: packing or packed for a place; anything else: neither for it */
+} ra_slot;
+
+#define RA_SLOT_TILES UINT64_C(0xffff)
+
+static inline int64_t ra_slot_bytes(int64_t panels) { return (int64_t)(sizeof(ra_slot) + (size_t)panels * 8); }
+
+static inline void ra_slot_clear(ra_slot *slot, int64_t panels) {
+    atomic_init(&slot->inside, 0);
+    for (int64_t i = 0; i < panels; i++) atomic_init(&slot->marks[i], 0);
+}
+
+/* False: tiles of another place are in it. */
+static inline bool ra_slot_enter(ra_slot *slot, const ra_place *place) {
+    const uint_fast64_t mine = (uint_fast64_t)place->number << 16;
+    uint_fast64_t seen = atomic_load_explicit(&slot->inside, memory_order_relaxed), next;
+    do {
+        const bool same = (seen & ~RA_SLOT_TILES) == mine;
+        if (!same && (seen & RA_SLOT_TILES) != 0) return false;
+        next = same ? seen + 1 : mine + 1;
+        /* An acquire: what the tiles before have read, they have read before this one packs over it. */
+    } while (!atomic_compare_exchange_weak_explicit(&slot->inside, &seen, next, memory_order_acquire, memory_order_relaxed));
+    return true;
+}
+
+static inline void ra_slot_leave(ra_slot *slot) { atomic_fetch_sub_explicit(&slot->inside, 1, memory_order_release); }
+
+static inline uint_fast64_t ra_mark_packing(const ra_place *place) { return (uint_fast64_t)place->number * 2 + 1; }
+static inline uint_fast64_t ra_mark_packed(const ra_place *place) { return ra_mark_packing(place) + 1; }
+
+static inline bool ra_panel_packed(const ra_slot *slot, const ra_place *place, int64_t panel) {
+    return atomic_load_explicit(&slot->marks[panel], memory_order_acquire) == ra_mark_packed(place);
+}
+
+/* True: the panel is the caller's to pack, and then to publish. */
+static inline bool ra_panel_take(ra_slot *slot, const ra_place *place, int64_t panel) {
+    uint_fast64_t seen = atomic_load_explicit(&slot->marks[panel], memory_order_relaxed);
+    if (seen == ra_mark_packing(place) || seen == ra_mark_packed(place)) return false;
+    return atomic_compare_exchange_strong_explicit(&slot->marks[panel], &seen, ra_mark_packing(place), memory_order_relaxed,
+                                                   memory_order_relaxed);
+}
+
+static inline void ra_panel_publish(ra_slot *slot, const ra_place *place, int64_t panel) {
+    atomic_store_explicit(&slot->marks[panel], ra_mark_packed(place), memory_order_release);
+}
+
+/* Returns when panels [first, last) are packed. pack(arg, panel) packs those that nobody has taken; while others pack, those up
+ * to `end` that the tile will come to. */
+static inline void ra_panels_take(ra_slot *slot, const ra_place *place, int64_t first, int64_t last, int64_t end,
+                                  void (*pack)(void *arg, int64_t panel), void *arg) {
+    for (int spins = 0;;) {
+        while (first < last && ra_panel_packed(slot, place, first)) first++;
+        if (first >= last) return;
+        int64_t panel = first;
+        while (panel < end && !ra_panel_take(slot, place, panel)) panel++;
+        if (panel < end) {
+            pack(arg, panel);
+            ra_panel_publish(slot, place, panel);
+        } else {
+            ra_relax();
+            if (spins++ > 1000) sched_yield(); /* its thread may want this processor */
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,74 @@
+/* The reference kernels: every problem, every machine. Plain C; what is faster has to agree with them. */
+#include <math.h>
+#include <string.h>
+
+#include "core/dtype.h"
+#include "device/cpu/cpu.h"
+#include "device/cpu/dropout.h"
+#include "device/cpu/exp.h"
+#include "device/cpu/step.h"
+
+enum { RA_MAX_DIM = 256, ROWS = 32, KEYS = 128, BACKWARD_ROWS = 128 };
+
+#define real float
+#define REAL_TYPE RA_F32
+#define NAME(x) f32_##x
+static float f32_exp(float x) { return ra_exp_f32(x); }
+#include "device/cpu/scalar/scalar_tile.h"
+#undef real
+#undef REAL_TYPE
+#undef NAME
+
+#define real double
+#define REAL_TYPE RA_F64
+#define NAME(x) f64_##x
+static double f64_exp(double x) { return exp(x); }
+#include "device/cpu/scalar/scalar_tile.h"
+#undef real
+#undef REAL_TYPE
+#undef NAME
+
+static int64_t forward_space(const ra_problem *problem) {
+    f32_forward_space single;
+    f64_forward_space twice;
+    return problem->dtype == RA_F64 ? f64_forward_arrays(problem->head_dim, NULL, &twice)
+                                    : f32_forward_arrays(problem->head_dim, NULL, &single);
+}
+
+static int64_t backward_space(const ra_problem *problem) {
+    f32_backward_space single;
+    f64_backward_space twice;
+    return problem->dtype == RA_F64 ? f64_backward_arrays(problem->head_dim, NULL, &twice)
+                                    : f32_backward_arrays(problem->head_dim, NULL, &single);
+}
+
+void ra_scalar_forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
+    ra_forward_tile *tile = step->problem->dtype == RA_F64 ? f64_forward_tile : f32_forward_tile;
+    for (; begin < end; begin += ROWS) tile(step, place, begin, ra_min(begin + ROWS, end), scratch);
+}
+
+void ra_scalar_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
+                             int64_t last, void *scratch) {
+    ra_backward_tile *tile = step->problem->dtype == RA_F64 ? f64_backward_tile : f32_backward_tile;
+    ra_turn held = {.before = place->turn ? place->turn->before : NULL};
+    ra_place part = *place;
+    part.turn = &held; /* rows are passed on with the last keys */
+    for (; last - first > KEYS; first += KEYS) tile(step, &part, begin, end, first, first + KEYS, scratch);
+    tile(step, place, begin, end, first, last, scratch);
+}
+
+int64_t ra_scalar_forward_scratch(const ra_problem *problem, int workers) { return workers * forward_space(problem); }
+int64_t ra_scalar_backward_scratch(const ra_problem *problem, int workers) { return workers * backward_space(problem); }
+
+ra_status ra_scalar_forward(const ra_forward_step *step) {
+    const int64_t scratch = forward_space(step->problem);
+    return ra_cpu_forward(step,
+                          &(ra_forward_tiles){.tile = ra_scalar_forward_tile, .rows = ROWS, .unit = ROWS, .scratch = scratch});
+}
+
+ra_status ra_scalar_backward(const ra_backward_step *step) {
+    return ra_cpu_backward(step, &(ra_backward_tiles){.tile = ra_scalar_backward_tile,
+                                                      .rows = BACKWARD_ROWS,
+                                                      .keys = KEYS,
+                                                      .scratch = backward_space(step->problem)});
+}

@@ -1,0 +1,212 @@
+/* Finds and loads libringattn_cuda.so, and passes calls on to it. The library itself neither links nor needs CUDA. */
+#include "device/cuda/loader.h"
+
+#include <dlfcn.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "core/folder.h"
+#include "core/status.h"
+#include "device/cuda/backend.h"
+
+#ifndef RA_MODULE_DIR
+#define RA_MODULE_DIR "/usr/local/lib/ringattn"
+#endif
+
+/* One list of the backend's functions: how they are kept and how they are found. */
+/* clang-format off */
+#define FUNCTIONS(X) \
+    X(version) X(probe) X(unsupported) X(forward) X(fill) X(finish) X(alloc) X(free) X(capturing) X(copy) X(synchronize) \
+    X(mark) X(between) X(forget)
+/* clang-format on */
+
+static struct {
+#define X(name) __typeof__(&ra_cuda_backend_##name) name;
+    FUNCTIONS(X)
+#undef X
+} backend;
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static bool loaded;
+static char missing[PATH_MAX + 256]; /* why it is not loaded */
+static _Thread_local const char *last_path = "";
+static _Thread_local ra_cuda_error failure;
+
+/* --------------------------------------------------------------------------------------------------------------- loading */
+
+static bool load_from(const char *directory, const char *below) {
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s%s/libringattn_cuda.so", directory, below) >= (int)sizeof path) return false;
+    FILE *file = fopen(path, "rb"); /* only to tell "not there" from "does not load" */
+    if (!file) return false;
+    fclose(file);
+    void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* never unloaded: CUDA does not survive that */
+    if (!object) {
+        snprintf(missing, sizeof missing, "%s", dlerror());
+        return false;
+    }
+#define X(name) *(void **)&backend.name = dlsym(object, "ra_cuda_backend_" #name);
+    FUNCTIONS(X)
+#undef X
+    loaded = true;
+#define X(name) loaded = loaded && backend.name;
+    FUNCTIONS(X)
+#undef X
+    loaded = loaded && backend.version() == RA_CUDA_BACKEND_VERSION;
+    if (!loaded) snprintf(missing, sizeof missing, "%s belongs to another version of ringattn", path);
+    return loaded;
+}
+
+/* Where the environment says, beside this library or program, in ringattn/ beside it, where it was installed. */
+static void load(void) {
+    snprintf(missing, sizeof missing, "libringattn_cuda.so was not found: this build has no CUDA kernels");
+    const char *wish = getenv("RINGATTN_MODULE_PATH");
+    if (wish && *wish) {
+        load_from(wish, "");
+        return;
+    }
+    char here[PATH_MAX] = "";
+    if (ra_own_folder(here)) {
+        if (load_from(here, "") || load_from(here, "/ringattn")) return;
+    }
+    load_from(RA_MODULE_DIR, "");
+}
+
+static ra_status need(void) {
+    pthread_once(&once, load);
+    return loaded ? RA_OK : ra_fail(RA_NOT_AVAILABLE, "%s", missing);
+}
+
+/* The status of a call of the backend, with its sentence. */
+static ra_status told(ra_status status) { return status == RA_OK ? RA_OK : ra_fail(status, "%s", failure.text); }
+
+/* ---------------------------------------------------------------------------------------------------------------- kernel */
+
+static const char *unavailable(void) {
+    pthread_once(&once, load);
+    if (!loaded) return missing;
+    return backend.probe(NULL, &failure) == RA_OK ? NULL : failure.text;
+}
+
+static int64_t scratch(const ra_problem *problem, int workers) {
+    (void)problem;
+    (void)workers;
+    return RA_CUDA_SCRATCH;
+}
+
+static bool capturing(void *stream) { return loaded && backend.capturing(stream); }
+
+static ra_status backward(const ra_backward_step *step) {
+    (void)step;
+    return ra_fail(RA_NOT_AVAILABLE, "the CUDA kernels have no backward pass");
+}
+
+/* When `single`, forward fills the rows that no item meets. */
+static ra_status fill(const ra_forward_step *s) {
+    return s->single ? RA_OK : ra_cuda_rows_fill(s->problem, false, s->out, s->lse, s->acc, s->m, s->l, s->stream);
+}
+
+static ra_status finish(const ra_forward_step *s) {
+    return ra_cuda_rows_finish(s->problem, s->acc, s->m, s->l, s->out, s->lse, s->stream);
+}
+
+static void *device_alloc(int64_t bytes) {
+    void *memory = NULL;
+    return ra_cuda_alloc(bytes, &memory) == RA_OK ? memory : NULL;
+}
+
+static void device_free(void *memory, int64_t bytes) {
+    (void)bytes;
+    ra_cuda_free(memory);
+}
+
+static const ra_memory device_memory = {device_alloc, device_free};
+
+static const char *unsupported(const ra_problem *problem, const char *wanted) {
+    pthread_once(&once, load);
+    return loaded ? backend.unsupported(problem, wanted) : missing;
+}
+
+static ra_status forward(const ra_forward_step *step, const char *wanted) {
+    RA_TRY(need());
+    return told(backend.forward(step, wanted, &last_path, &failure));
+}
+
+/* One for the choice between the kernels, and one for each of them. */
+#define CUDA_KERNEL(name_, wanted)                                                                                             \
+    static const char *unsupported_##name_(const ra_problem *problem) { return unsupported(problem, wanted); }                 \
+    static ra_status forward_##name_(const ra_forward_step *step) { return forward(step, wanted); }                            \
+    const ra_kernel ra_kernel_##name_ = {                                                                                      \
+        .name = #name_,                                                                                                        \
+        .device = RA_DEVICE_CUDA,                                                                                              \
+        .memory = &device_memory,                                                                                              \
+        .unavailable = unavailable,                                                                                            \
+        .unsupported = unsupported_##name_,                                                                                    \
+        .capturing = capturing,                                                                                                \
+        .forward_scratch = scratch,                                                                                            \
+        .backward_scratch = scratch,                                                                                           \
+        .fill = fill,                                                                                                          \
+        .finish = finish,                                                                                                      \
+        .forward = forward_##name_,                                                                                            \
+        .backward = backward,                                                                                                  \
+    };
+CUDA_KERNEL(cuda, RA_CUDA_ANY)
+CUDA_KERNEL(sm90a, RA_CUDA_SM90A)
+CUDA_KERNEL(sm80, RA_CUDA_SM80)
+
+ra_status ra_cuda_rows_fill(const ra_problem *problem, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc, ra_tensor m,
+                            ra_tensor l, void *stream) {
+    RA_TRY(need());
+    return told(backend.fill(problem, single, out, lse, acc, m, l, stream, &failure));
+}
+
+ra_status ra_cuda_rows_finish(const ra_problem *problem, ra_tensor acc, ra_tensor m, ra_tensor l, ra_tensor out, ra_tensor lse,
+                              void *stream) {
+    RA_TRY(need());
+    return told(backend.finish(problem, acc, m, l, out, lse, stream, &failure));
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- public */
+
+ra_status ra_cuda_probe(ra_cuda_device *device) {
+    RA_TRY(need());
+    return told(backend.probe(device, &failure));
+}
+
+ra_status ra_cuda_alloc(int64_t bytes, void **memory) {
+    RA_TRY(need());
+    return told(backend.alloc(bytes, memory, &failure));
+}
+
+void ra_cuda_free(void *memory) {
+    if (memory && loaded) backend.free(memory);
+}
+
+ra_status ra_cuda_copy(void *to, const void *from, int64_t bytes, void *stream) {
+    RA_TRY(need());
+    return told(backend.copy(to, from, bytes, stream, &failure));
+}
+
+ra_status ra_cuda_synchronize(void *stream) {
+    RA_TRY(need());
+    return told(backend.synchronize(stream, &failure));
+}
+
+ra_status ra_cuda_mark(void *stream, void **event) {
+    RA_TRY(need());
+    return told(backend.mark(stream, event, &failure));
+}
+
+ra_status ra_cuda_between(void *start, void *end, double *seconds) {
+    RA_TRY(need());
+    return told(backend.between(start, end, seconds, &failure));
+}
+
+void ra_cuda_forget(void *event) {
+    if (event && loaded) backend.forget(event);
+}
+
+const char *ra_cuda_last_path(void) { return last_path; }

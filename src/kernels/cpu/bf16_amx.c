@@ -1,8 +1,0 @@
-/* bf16 by AMX: tiles multiply it as it is. */
-#include <stdint.h>
-
-#define PIECES 1
-typedef uint16_t element;
-#define FAMILY(name) ra_amx_bf16_##name
-#include "kernels/cpu/amx_backward.h"
-#include "kernels/cpu/amx_forward.h"

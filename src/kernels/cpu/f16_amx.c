@@ -1,8 +1,0 @@
-/* f16 by AMX: 11 bits are two bf16, and all of its exponents are theirs. */
-#include <stdint.h>
-
-#define PIECES 2
-typedef uint16_t element;
-#define FAMILY(name) ra_amx_f16_##name
-#include "kernels/cpu/amx_backward.h"
-#include "kernels/cpu/amx_forward.h"

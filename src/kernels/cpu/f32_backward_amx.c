@@ -1,5 +1,0 @@
-/* f32 by AMX, backward: 24 bits are three bf16. Compilers take so long that either pass has a file of its own. */
-#define PIECES 3
-typedef float element;
-#define FAMILY(name) ra_amx_f32_##name
-#include "kernels/cpu/amx_backward.h"

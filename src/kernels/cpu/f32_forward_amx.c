@@ -1,5 +1,0 @@
-/* f32 by AMX, forward: 24 bits are three bf16. */
-#define PIECES 3
-typedef float element;
-#define FAMILY(name) ra_amx_f32_##name
-#include "kernels/cpu/amx_forward.h"

@@ -1,0 +1,59 @@
+/* What the configuration leaves open: schedule and bucket. Chosen from the configuration and the number of ranks alone, so that
+ * every rank chooses the same. */
+#include <inttypes.h>
+#include <stdio.h>
+
+#include "plan/plan.h"
+
+/* A bucket of n rows rereads and rewrites the running state of every query once: 8*D bytes against 4*D*n flops, and queries are
+ * packed again. That costs under 5 % from about 400 rows on where vectors compute, from 4096 in f32 and 8192 of 16 bits where
+ * matrix units do, and from about 5000 on a GPU. Which cores the other ranks have is not known here: so a bucket is a quarter
+ * of a shard between those bounds (of 16 bits not below 2048, at which matrix units lose a tenth). */
+int64_t ra_usual_bucket(const ra_config *c, int ranks) {
+    if (c->device == RA_DEVICE_CUDA) return 8192;
+    const bool halves = c->dtype == RA_BF16 || c->dtype == RA_F16;
+    const int64_t least = halves ? 2048 : 512, most = halves ? 8192 : 4096;
+    const int64_t quarter = c->seq_k / ranks / 4 / least * least; /* whole blocks of every kernel */
+    return ra_max(least, ra_min(quarter, most));
+}
+
+/* Below this many tokens the exchange of a gather costs less than the latency of p - 1 hops. */
+#define GATHER_BELOW 32768
+
+static const char *const names[] = {"auto", "ring", "gather", "merge"};
+
+ra_status ra_choose(const ra_config *c, int ranks, ra_choice *choice) {
+    *choice = (ra_choice){.schedule = c->schedule};
+    char *reason = choice->reason;
+    size_t room = sizeof choice->reason;
+    if (ranks == 1) {
+        choice->schedule = c->schedule == RA_SCHEDULE_AUTO ? RA_SCHEDULE_RING : c->schedule;
+        choice->bucket = c->bucket > 0 ? c->bucket : ra_usual_bucket(c, ranks);
+        snprintf(reason, room, "one rank: nothing to exchange");
+        return RA_OK;
+    }
+    if (c->placement == RA_REPLICATED) {
+        bool asked = c->schedule != RA_SCHEDULE_AUTO;
+        if (!asked) choice->schedule = RA_SCHEDULE_MERGE;
+        snprintf(reason, room, "replicated queries: K and V stay at home, states are merged %s%s",
+                 choice->schedule == RA_SCHEDULE_MERGE  ? "by a tree"
+                 : choice->schedule == RA_SCHEDULE_RING ? "along the ring"
+                                                        : "at rank 0",
+                 asked ? ", as asked for" : "");
+        return RA_OK;
+    }
+    if (c->schedule == RA_SCHEDULE_AUTO)
+        choice->schedule = ra_max(c->seq_q, c->seq_k) < GATHER_BELOW ? RA_SCHEDULE_GATHER : RA_SCHEDULE_RING;
+    const char *why = c->schedule != RA_SCHEDULE_AUTO          ? "as asked for"
+                      : choice->schedule == RA_SCHEDULE_GATHER ? "a short sequence, one exchange is quicker than p - 1 hops"
+                                                               : "the memory-minimal way";
+    const char *name = names[choice->schedule];
+    if (choice->schedule == RA_SCHEDULE_GATHER) { /* everything at once: bucket 0 */
+        snprintf(reason, room, "%s: %s", name, why);
+        return RA_OK;
+    }
+    choice->bucket = c->bucket > 0 ? c->bucket : ra_usual_bucket(c, ranks);
+    snprintf(reason, room, "%s: %s; bucket %" PRId64 ": %s", name, why, choice->bucket,
+             c->bucket > 0 ? "as asked for" : "state traffic under 5 %");
+    return RA_OK;
+}

@@ -1,0 +1,144 @@
+#include <stdlib.h>
+
+#include "core/dtype.h"
+#include "core/status.h"
+#include "plan/plan.h"
+
+static int by_round(const void *a, const void *b) {
+    const ra_own_channel *x = a, *y = b;
+    if (x->channel->round != y->channel->round) return x->channel->round < y->channel->round ? -1 : 1;
+    return x->channel < y->channel ? -1 : x->channel > y->channel; /* the same order on every rank */
+}
+
+/* Items that the ring's sources can make on this rank when they all are at home. */
+static int64_t ring_items(const ra_ring *ring, int rank) {
+    int64_t targets = 0;
+    for (int64_t t = 0; t < ring->target_count; t++) targets += ring->targets[t].rank == rank;
+    return targets * ring->source_count * RA_ITEMS_MAX;
+}
+
+static bool meets_once(const ra_route *route, int rank) {
+    if (route->config->combine == RA_COMBINE_MIX && route->config->branches > 1) return false;
+    for (int64_t i = 0; i < route->rings.count; i++) {
+        const ra_ring *ring = &route->rings.rings[i];
+        bool mine = false;
+        for (int64_t t = 0; t < ring->target_count && !mine; t++) mine = ring->targets[t].rank == rank;
+        if (mine && (ring->source_count > 1 || ring->buckets > 1)) return false;
+    }
+    return true;
+}
+
+/* Does every key of this rank meet one target, its own? */
+static bool met_once(const ra_route *route, const ra_view *view) {
+    for (int64_t i = 0; i < view->local_count; i++) {
+        const ra_ring *ring = &route->rings.rings[view->local[i]];
+        if (ring->source_count > 1 || ring->target_count > 1) return false;
+    }
+    return view->own_count == 0;
+}
+
+/* Every block of rows looks through all sets: not worth it where they are many, or leave few rows out. */
+static bool find_used(ra_arena *arena, const ra_route *route, int rank, bool queries, int64_t all, ra_used_rows *used) {
+    enum { MOST = 32 };
+    *used = (ra_used_rows){.sets = ra_arena_take(arena, MOST, sizeof(ra_used)), .modulus = 1};
+    if (!used->sets) return false;
+    int64_t count = ra_used_sets(route, rank, queries, used->sets, MOST);
+    if (count <= 0 || ra_used_count(used->sets, count) > all / 4 * 3) return true;
+    used->count = count;
+    used->modulus = ra_used_modulus(used->sets, count);
+    return true;
+}
+
+ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_view *view) {
+    const ra_config *c = route->config;
+    *view = (ra_view){.rank = rank, .ranks = route->ranks};
+    view->own = ra_arena_take(arena, route->channel_count, sizeof(ra_own_channel));
+    view->local = ra_arena_take(arena, route->rings.count, sizeof(int32_t));
+    if (arena->failed) return ra_fail(RA_NOMEM, "no memory for the plan of rank %d", rank);
+    for (int64_t i = 0; i < route->channel_count; i++) {
+        int64_t member = ra_channel_member(&route->channels[i], rank);
+        if (member >= 0) view->own[view->own_count++] = (ra_own_channel){&route->channels[i], member};
+    }
+    qsort(view->own, (size_t)view->own_count, sizeof *view->own, by_round);
+    for (int64_t i = 0; i < route->rings.count; i++) {
+        const ra_ring *ring = &route->rings.rings[i];
+        if (ring->channel >= 0 || ring->members[0] != rank) continue;
+        view->local[view->local_count++] = (int32_t)i;
+        view->local_items += ring_items(ring, rank);
+    }
+    view->rows_q = c->placement == RA_REPLICATED ? c->seq_q : ra_shard_of(c->layout, rank, route->ranks, c->seq_q).count;
+    view->rows_k = ra_shard_of(c->layout, rank, route->ranks, c->seq_k).count;
+    view->keys = ra_most_keys(route, rank);
+    view->single = meets_once(route, rank) && (c->placement == RA_SHARDED || route->ranks == 1);
+    view->single_backward = view->single && met_once(route, view);
+    if (!find_used(arena, route, rank, true, view->rows_q * c->heads, &view->used_q) ||
+        !find_used(arena, route, rank, false, view->rows_k * c->kv_heads, &view->used_k) ||
+        !ra_message_bound(arena, route, view->own, view->own_count, rank, &view->bounds))
+        return ra_fail(RA_NOMEM, "no memory for the plan of rank %d", rank);
+    return RA_OK;
+}
+
+ra_problem ra_problem_of(const ra_config *c, const ra_view *view) {
+    return (ra_problem){.dtype = c->dtype,
+                        .batch = c->batch,
+                        .heads = c->heads,
+                        .kv_heads = c->kv_heads,
+                        .head_dim = c->head_dim,
+                        .rows_q = view->rows_q,
+                        .keys = view->keys,
+                        .scale = c->scale,
+                        .left = c->left,
+                        .right = c->right,
+                        .key_begin = c->has_key_range ? c->key_begin : NULL,
+                        .key_end = c->has_key_range ? c->key_end : NULL,
+                        .dropout = c->dropout,
+                        .seed = c->seed};
+}
+
+int ra_default_threads(const ra_config *c, int ranks) {
+    if (c->threads > 0) return c->threads;
+    return (int)ra_max(1, ra_usable_cores() / ranks);
+}
+
+/* Row r lies at r dim / fold: of `fold` rows one is used, and it takes the room of all.
+ *
+ *     row       0 1 2 3 4 5 6 7 8      used: 1, 5; fold 4
+ *     sums      . [ 1   ] [ 5   ]
+ *
+ * Rows still begin at multiples of four elements, as kernels like them. */
+ra_tensor ra_sums_tensor(const ra_config *c, const ra_view *view, bool queries, void *data) {
+    int64_t rows = queries ? view->rows_q : view->rows_k, heads = queries ? c->heads : c->kv_heads;
+    int64_t modulus = queries ? view->used_q.modulus : view->used_k.modulus;
+    int64_t fold = c->head_dim % 4 ? 1 : ra_gcd(modulus, c->head_dim / 4);
+    if (fold == 1) return ra_tensor_bnhd(data, rows, heads, c->head_dim);
+    int64_t head = (ra_ceil_div(rows, fold) + 1) * c->head_dim;
+    return (ra_tensor){data, heads * head, c->head_dim / fold, head};
+}
+
+ra_workspace ra_workspace_of(const ra_config *c, const ra_view *view, const ra_kernel *kernel, int threads, bool backward) {
+    ra_problem problem = ra_problem_of(c, view);
+    int64_t state = ra_state_size(c->dtype), narrow = c->dtype == RA_BF16 || c->dtype == RA_F16;
+    int64_t rows = c->batch * view->rows_q * c->heads * state; /* bytes of a number a row and head; m, l, delta */
+    int64_t sums_q = narrow ? c->batch * ra_sums_tensor(c, view, true, NULL).batch * state : 0;
+    bool merging = c->placement == RA_REPLICATED && view->ranks > 1;
+    ra_workspace w = {.kv = {view->bounds.kv_bytes[0], view->bounds.kv_bytes[1]}};
+    if (backward) {
+        w.delta = rows;
+        w.dq = merging ? 0 : sums_q;
+        w.dk = w.dv = narrow ? c->batch * ra_sums_tensor(c, view, false, NULL).batch * state : 0;
+        w.grad[0] = view->bounds.grad_bytes[0];
+        w.grad[1] = view->bounds.grad_bytes[1];
+        w.state = merging ? RA_LINK_HEADER + rows * c->head_dim : 0;
+        w.grad_in = view->bounds.grad_in_bytes;
+        w.scratch = kernel->backward_scratch(&problem, threads);
+    } else {
+        w.acc = view->single || merging ? 0 : sums_q;
+        w.m = w.l = view->single || merging ? 0 : rows;
+        w.state = merging ? RA_LINK_HEADER + rows * (c->head_dim + 2) : 0;
+        w.scratch = kernel->forward_scratch(&problem, threads);
+    }
+    int64_t parts[] = {w.acc,   w.m,       w.l,       w.delta,   w.dq,    w.dk,    w.dv,     w.kv[0],
+                       w.kv[1], w.grad[0], w.grad[1], w.grad_in, w.state, w.state, w.scratch};
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) w.total += ra_round_up(parts[i], 64);
+    return w;
+}

@@ -1,0 +1,74 @@
+#include "transport/host/mpi/life.h"
+
+#include <errno.h>
+#include <mpi.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <time.h>
+
+typedef enum state { STARTING, RUNNING, ENDING, OVER } state;
+
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t changed; /* on the monotonic clock */
+static state now_in;
+static int begin_error;
+
+/* With the lock held. */
+static void enter(state next) {
+    now_in = next;
+    pthread_cond_broadcast(&changed);
+}
+
+static void *owner(void *unused) {
+    (void)unused;
+    int level, error = MPI_Init_thread(NULL, NULL, MPI_THREAD_SERIALIZED, &level);
+    pthread_mutex_lock(&mutex);
+    begin_error = error;
+    enter(RUNNING);
+    while (now_in != ENDING) pthread_cond_wait(&changed, &mutex);
+    pthread_mutex_unlock(&mutex);
+    MPI_Finalize();
+    pthread_mutex_lock(&mutex);
+    enter(OVER);
+    pthread_mutex_unlock(&mutex);
+    return NULL;
+}
+
+ra_mpi_start ra_mpi_begin(double seconds, int *error) {
+    pthread_condattr_t monotonic;
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&changed, &monotonic);
+    pthread_condattr_destroy(&monotonic);
+    struct timespec until;
+    clock_gettime(CLOCK_MONOTONIC, &until);
+    if (seconds > 1e9) seconds = 1e9;
+    until.tv_sec += (time_t)seconds;
+    until.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
+    until.tv_sec += until.tv_nsec / 1000000000L;
+    until.tv_nsec %= 1000000000L;
+    /* The program's signals are for the program's threads. */
+    pthread_t thread;
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    bool made = pthread_create(&thread, NULL, owner, NULL) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!made) return RA_MPI_NO_THREAD;
+    pthread_detach(thread);
+    int waited = 0;
+    pthread_mutex_lock(&mutex);
+    while (now_in == STARTING && waited != ETIMEDOUT) waited = pthread_cond_timedwait(&changed, &mutex, &until);
+    bool started = now_in != STARTING;
+    *error = begin_error;
+    pthread_mutex_unlock(&mutex);
+    return started ? RA_MPI_STARTED : RA_MPI_LATE;
+}
+
+void ra_mpi_end(void) {
+    pthread_mutex_lock(&mutex);
+    enter(ENDING);
+    while (now_in != OVER) pthread_cond_wait(&changed, &mutex);
+    pthread_mutex_unlock(&mutex);
+}

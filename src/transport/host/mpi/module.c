@@ -1,0 +1,480 @@
+/* The transport over MPI, compiled once for each implementation.
+ *
+ * One duplicate is made of a caller's communicator and cached on it as an attribute, so that opening it again costs no new
+ * context. Openings are numbered, and the number is part of every tag: a last heartbeat of an earlier link can never match a
+ * later link's receive.
+ *
+ *     MPI tag:  [ opening 6 bits | the link's own 1 bit | low 20 bits of the link's tag ]
+ *
+ * A message is sent in pieces of 4 MiB, all with the same tag; MPI keeps their order. So none is longer than MPI's int can
+ * count, and a large message shows its progress to whoever waits for it. MPI is called under one lock, because links have
+ * threads of their own; MPI_THREAD_SERIALIZED is enough for a program whose MPI is all ours.
+ *
+ * MPI reports next to nothing when a rank dies; heartbeats find that. After an error nothing of MPI is freed or finalized: each
+ * of these calls may wait for the dead. */
+#include "transport/host/mpi/module.h"
+
+#include <mpi.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "transport/link.h"
+#include "transport/host/mpi/life.h"
+
+#if defined(OPEN_MPI)
+#define IMPLEMENTATION "openmpi"
+#define LIBRARY_NAME "Open MPI"
+#elif defined(MPICH_VERSION)
+#define IMPLEMENTATION "mpich"
+#define LIBRARY_NAME "MPICH"
+#else
+#error "this MPI is neither Open MPI nor MPICH"
+#endif
+
+#define OPENING_BITS 6
+#define OWN_BIT (1 << RA_LINK_TAG_BITS)
+#define TAG_BITS (RA_LINK_TAG_BITS + 1 + OPENING_BITS)
+#define PIECE ((size_t)4 << 20)
+
+/* The duplicate of one communicator, and its openings. */
+typedef struct shared_comm {
+    struct shared_comm *next; /* all that an attribute leads to */
+    const ra_mpi_host *host;
+    MPI_Comm parent, comm;
+    int openings, open_now;
+    bool failed; /* somebody broke a link on it: it is never freed */
+    bool orphan; /* no attribute leads to it any more: the last endpoint frees it */
+} shared_comm;
+
+typedef struct endpoint {
+    shared_comm *shared;
+    int opening, rank;
+} endpoint;
+
+typedef struct request {
+    int count, next; /* pieces, and the first that is not finished */
+    size_t bytes, received;
+    int peer;
+    bool receiving;
+    int64_t size; /* of this allocation */
+    MPI_Request pieces[];
+} request;
+
+static pthread_mutex_t mpi_mutex = PTHREAD_MUTEX_INITIALIZER;
+static int duplicate_key = MPI_KEYVAL_INVALID, finalize_key = MPI_KEYVAL_INVALID;
+static bool initialized_here, anything_failed;
+static atomic_bool closing; /* MPI_Finalize has begun */
+static shared_comm *duplicates;
+
+/* --------------------------------------------------------------------------------------------------------------- helpers */
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static ra_status mpi_failed(const ra_mpi_host *host, int error, const char *what) {
+    char text[MPI_MAX_ERROR_STRING + 64], reason[MPI_MAX_ERROR_STRING];
+    int class = MPI_ERR_OTHER, length = 0;
+    MPI_Error_class(error, &class);
+    MPI_Error_string(error, reason, &length);
+    snprintf(text, sizeof text, "%s: %.*s", what, length, reason);
+    return host->fail(class == MPI_ERR_TRUNCATE ? RA_PROTOCOL : RA_PEER_LOST, text);
+}
+
+/* True once MPI is over, or ends, by whomever: nothing may be called any more. */
+static bool mpi_is_over(void) {
+    int over = 0;
+    if (!atomic_load(&closing)) MPI_Finalized(&over);
+    return over != 0 || atomic_load(&closing);
+}
+
+/* Between two looks at something that is not there yet: gives way, and when it takes long sleeps a little. MPI moves bytes only
+ * while somebody looks, so whoever has seen progress begins again. `since` is when that was. */
+static void relax(double since) {
+    double waited = now() - since;
+    if (waited < 0.002) sched_yield();
+    else nanosleep(&(struct timespec){.tv_nsec = waited < 0.05 ? 10000 : 200000}, NULL);
+}
+
+/* Waits for one request of a collective. */
+static ra_status wait_collective(const ra_mpi_host *host, MPI_Request *pending, double seconds, const char *what) {
+    double begin = now(), until = begin + seconds;
+    for (;; relax(begin)) {
+        int done = 0;
+        pthread_mutex_lock(&mpi_mutex);
+        int error = MPI_Test(pending, &done, MPI_STATUS_IGNORE);
+        pthread_mutex_unlock(&mpi_mutex);
+        if (error != MPI_SUCCESS) return mpi_failed(host, error, what);
+        if (done) return RA_OK;
+        if (now() > until) {
+            char text[128];
+            snprintf(text, sizeof text, "%s: not every rank has arrived within %.3g s", what, seconds);
+            return host->fail(RA_TIMEOUT, text);
+        }
+    }
+}
+
+static int mpi_tag(const endpoint *e, uint64_t tag) {
+    int low = (int)(tag & (((uint64_t)1 << RA_LINK_TAG_BITS) - 1));
+    return (e->opening << (RA_LINK_TAG_BITS + 1)) | (tag >= RA_LINK_OWN_TAG ? OWN_BIT : 0) | low;
+}
+
+/* ------------------------------------------------------------------------------------------------------------ operations */
+
+static ra_status post(endpoint *e, int peer, uint64_t tag, char *buf, size_t bytes, bool receiving, void **out) {
+    const ra_mpi_host *host = e->shared->host;
+    int count = bytes == 0 ? 1 : (int)((bytes + PIECE - 1) / PIECE);
+    int64_t size = (int64_t)(sizeof(request) + (size_t)count * sizeof(MPI_Request));
+    if (mpi_is_over()) return host->fail(RA_PEER_LOST, "MPI was finalized while a communicator was in use");
+    request *r = host->alloc(size);
+    if (!r) return host->fail(RA_NOMEM, "no memory for a request");
+    *r = (request){.count = count, .bytes = bytes, .peer = peer, .receiving = receiving, .size = size};
+    for (int i = 0; i < count; i++) r->pieces[i] = MPI_REQUEST_NULL;
+    for (int i = 0; i < count; i++) {
+        size_t begin = (size_t)i * PIECE, length = bytes - begin < PIECE ? bytes - begin : PIECE;
+        pthread_mutex_lock(&mpi_mutex);
+        int error = MPI_SUCCESS, mpi_peer_tag = mpi_tag(e, tag);
+        if (atomic_load(&closing)) count = i; /* whoever waits for it is told */
+        else if (receiving)
+            error = MPI_Irecv(buf + begin, (int)length, MPI_BYTE, peer, mpi_peer_tag, e->shared->comm, &r->pieces[i]);
+        else error = MPI_Isend(buf + begin, (int)length, MPI_BYTE, peer, mpi_peer_tag, e->shared->comm, &r->pieces[i]);
+        pthread_mutex_unlock(&mpi_mutex);
+        /* Pieces that are on their way keep r: the link is broken by this, and nothing of it is used again. */
+        if (error != MPI_SUCCESS) return mpi_failed(host, error, receiving ? "MPI_Irecv" : "MPI_Isend");
+    }
+    *out = r;
+    return RA_OK;
+}
+
+static ra_status post_recv(void *ctx, int peer, uint64_t tag, void *buf, size_t bytes, void **out) {
+    return post(ctx, peer, tag, buf, bytes, true, out);
+}
+
+static ra_status post_send(void *ctx, int peer, uint64_t tag, const void *buf, size_t bytes, void **out) {
+    return post(ctx, peer, tag, (char *)(uintptr_t)buf, bytes, false, out);
+}
+
+/* Gives up what has not begun; true when MPI has let go of all pieces. What is just ending gets a moment for it. */
+static bool give_up(request *r) {
+    bool all = true;
+    double begin = now(), until = begin + 0.01;
+    for (int i = r->next; i < r->count; i++) {
+        int done = 0;
+        bool cancelled = false;
+        for (; !done; relax(begin)) {
+            pthread_mutex_lock(&mpi_mutex);
+            if (atomic_load(&closing)) done = 1;
+            else MPI_Test(&r->pieces[i], &done, MPI_STATUS_IGNORE);
+            if (!done && r->receiving && !cancelled) MPI_Cancel(&r->pieces[i]);
+            cancelled = true;
+            pthread_mutex_unlock(&mpi_mutex);
+            if (now() > until) break;
+        }
+        all &= done != 0;
+    }
+    return all;
+}
+
+/* Looks at the next piece. *over: the message has ended, well (MPI_SUCCESS) or not. */
+static int look(request *r, bool *over) {
+    int done = 0, got = 0;
+    MPI_Status status;
+    pthread_mutex_lock(&mpi_mutex);
+    int error = atomic_load(&closing) ? MPI_SUCCESS : MPI_Test(&r->pieces[r->next], &done, &status);
+    if (error == MPI_SUCCESS && done && r->receiving) MPI_Get_count(&status, MPI_BYTE, &got);
+    pthread_mutex_unlock(&mpi_mutex);
+    *over = error != MPI_SUCCESS;
+    if (error != MPI_SUCCESS || !done) return error;
+    size_t begin = (size_t)r->next * PIECE, length = r->bytes - begin < PIECE ? r->bytes - begin : PIECE;
+    r->next++;
+    r->received += (size_t)got;
+    *over = r->next == r->count;
+    if (r->receiving && (size_t)got < length) { /* shorter than asked for: no piece follows */
+        give_up(r);
+        *over = true;
+    }
+    return MPI_SUCCESS;
+}
+
+static ra_status wait_request(void *ctx, void *request_, double seconds, int *done, size_t *received) {
+    endpoint *e = ctx;
+    request *r = request_;
+    const ra_mpi_host *host = e->shared->host;
+    double moved = seconds > 0 ? now() : 0, until = moved + seconds;
+    *done = 0;
+    if (mpi_is_over()) return host->fail(RA_PEER_LOST, "MPI was finalized while a communicator was in use");
+    for (;;) {
+        bool over;
+        int before = r->next, error = look(r, &over);
+        if (over) {
+            ra_status status = error == MPI_SUCCESS ? RA_OK : mpi_failed(host, error, "MPI_Test");
+            if (received) *received = r->received;
+            *done = status == RA_OK;
+            if (status == RA_OK || r->count == 1) host->free(r, r->size);
+            return status;
+        }
+        if (r->next > before) { /* a piece has come: look at the next at once */
+            if (seconds > 0) moved = now();
+            continue;
+        }
+        if (seconds <= 0 || now() >= until) return RA_OK;
+        relax(moved);
+    }
+}
+
+/* A receive that nobody has answered can be cancelled; a send cannot (Open MPI does not even try), nor can anything whose bytes
+ * are on their way. Its request is left alone then: MPI goes on using it, and the buffer. */
+static ra_status cancel(void *ctx, void *request_) {
+    endpoint *e = ctx;
+    request *r = request_;
+    if (mpi_is_over()) return RA_OK;
+    if (!give_up(r)) return RA_ABORTED;
+    e->shared->host->free(r, r->size);
+    return RA_OK;
+}
+
+/* After any error MPI is not finalized. After one of communication the duplicate is not used again either; a rank that gave up
+ * for a reason of its own leaves it as good as it was. */
+static void abort_rank(void *ctx, ra_status status) {
+    endpoint *e = ctx;
+    pthread_mutex_lock(&mpi_mutex);
+    anything_failed = true;
+    if (status == RA_PEER_LOST || status == RA_TIMEOUT || status == RA_PROTOCOL) e->shared->failed = true;
+    pthread_mutex_unlock(&mpi_mutex);
+}
+
+static void destroy(void *ctx) {
+    endpoint *e = ctx;
+    const ra_mpi_host *host = e->shared->host;
+    pthread_mutex_lock(&mpi_mutex);
+    bool last = --e->shared->open_now == 0 && e->shared->orphan;
+    pthread_mutex_unlock(&mpi_mutex);
+    if (last) host->free(e->shared, sizeof *e->shared);
+    host->free(e, sizeof *e);
+}
+
+/* --------------------------------------------------------------------------------------------------------------- opening */
+
+/* Last heartbeats may have come that no link wanted any more. They must be gone before MPI reuses the context for another
+ * communicator, and some MPIs complain about each of them in MPI_Finalize. Once everybody is here they have all been sent. */
+static bool receive_leftovers(shared_comm *shared) {
+    MPI_Request barrier;
+    pthread_mutex_lock(&mpi_mutex);
+    bool begun = !shared->failed && !anything_failed && MPI_Ibarrier(shared->comm, &barrier) == MPI_SUCCESS;
+    pthread_mutex_unlock(&mpi_mutex);
+    if (!begun) return false;
+    if (wait_collective(shared->host, &barrier, 10, "closing the communicator") != RA_OK) return false;
+    for (int quiet = 0; quiet < 20;) {
+        static char scratch[1 << 16];
+        int there = 0, count = 0;
+        MPI_Status status;
+        pthread_mutex_lock(&mpi_mutex);
+        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, shared->comm, &there, &status);
+        if (there) MPI_Get_count(&status, MPI_BYTE, &count);
+        bool beat = count <= (int)sizeof scratch;
+        if (there && beat)
+            MPI_Recv(scratch, count, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG, shared->comm, MPI_STATUS_IGNORE);
+        pthread_mutex_unlock(&mpi_mutex);
+        if (!beat) return false; /* left to MPI */
+        quiet = there ? 0 : quiet + 1;
+    }
+    return true;
+}
+
+/* The caller frees the communicator that the duplicate was made of; all ranks do, so freeing the duplicate is safe, unless a
+ * link still uses it or has failed on it. */
+static int free_duplicate(MPI_Comm comm, int key, void *value, void *extra) {
+    (void)comm, (void)key, (void)extra;
+    shared_comm *shared = value, **at = &duplicates;
+    while (*at && *at != shared) at = &(*at)->next;
+    if (*at) *at = shared->next;
+    if (!shared->orphan && shared->open_now == 0 && receive_leftovers(shared)) MPI_Comm_free(&shared->comm);
+    shared->orphan = true;
+    if (shared->open_now == 0) shared->host->free(shared, sizeof *shared);
+    return MPI_SUCCESS;
+}
+
+/* MPI calls this at the beginning of MPI_Finalize. A program may have forgotten a communicator whose heart still beats: it
+ * is told that MPI is over, and calls it no more. */
+static int before_finalize(MPI_Comm comm, int key, void *value, void *extra) {
+    (void)comm, (void)key, (void)value, (void)extra;
+    for (shared_comm *shared = duplicates; shared; shared = shared->next) receive_leftovers(shared);
+    pthread_mutex_lock(&mpi_mutex);
+    atomic_store(&closing, true);
+    pthread_mutex_unlock(&mpi_mutex);
+    return MPI_SUCCESS;
+}
+
+static void library_version(char *text, size_t bytes) {
+    char all[MPI_MAX_LIBRARY_VERSION_STRING];
+    int length = 0;
+    MPI_Get_library_version(all, &length);
+    all[strcspn(all, "\n\r")] = 0;
+    for (char *tab = all; (tab = strchr(tab, '\t'));) *tab = ' ';
+    snprintf(text, bytes, "%.100s", all);
+}
+
+static ra_status initialize(const ra_mpi_host *host, double seconds, bool *own_thread) {
+    int initialized = 0, level = MPI_THREAD_SINGLE;
+    char version[128], text[320];
+    library_version(version, sizeof version); /* may be called before MPI_Init */
+    if (!strstr(version, LIBRARY_NAME)) {
+        snprintf(text, sizeof text, "the module for %s found another MPI library: %s", LIBRARY_NAME, version);
+        return host->fail(RA_NOT_AVAILABLE, text);
+    }
+    if (mpi_is_over()) return host->fail(RA_NOT_AVAILABLE, "MPI was finalized already, and cannot be used again");
+    MPI_Initialized(&initialized);
+    if (!initialized && anything_failed)
+        return host->fail(RA_TIMEOUT, "an earlier attempt to start MPI has not come to its end");
+    if (!initialized) {
+        int error;
+        ra_mpi_start start = ra_mpi_begin(seconds, &error);
+        if (start == RA_MPI_NO_THREAD) return host->fail(RA_NOMEM, "a thread for MPI_Init could not be started");
+        anything_failed |= start == RA_MPI_LATE;
+        snprintf(text, sizeof text, "MPI_Init: not every rank has arrived within %.3g s", seconds);
+        if (start == RA_MPI_LATE) return host->fail(RA_TIMEOUT, text);
+        if (error != MPI_SUCCESS) return mpi_failed(host, error, "MPI_Init_thread");
+        initialized_here = true;
+    }
+    MPI_Query_thread(&level);
+    int main_thread = 1;
+    if (level < MPI_THREAD_SERIALIZED) MPI_Is_thread_main(&main_thread);
+    if (!main_thread) {
+        snprintf(text, sizeof text,
+                 "MPI was initialised with %s, so that only the thread which did it may use it; this is another",
+                 level == MPI_THREAD_SINGLE ? "MPI_THREAD_SINGLE" : "MPI_THREAD_FUNNELED");
+        return host->fail(RA_INVALID, text);
+    }
+    /* Beside a program's own MPI calls a second thread is allowed only with MPI_THREAD_MULTIPLE. */
+    *own_thread = level >= (initialized_here ? MPI_THREAD_SERIALIZED : MPI_THREAD_MULTIPLE);
+    int *tag_limit = NULL, found = 0;
+    MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, (void *)&tag_limit, &found);
+    if (!found || *tag_limit < (1 << TAG_BITS) - 1) {
+        snprintf(text, sizeof text, "this MPI allows tags up to %d only; %d are needed", found ? *tag_limit : 0,
+                 (1 << TAG_BITS) - 1);
+        return host->fail(RA_NOT_AVAILABLE, text);
+    }
+    if (duplicate_key == MPI_KEYVAL_INVALID) {
+        MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, free_duplicate, &duplicate_key, NULL);
+        MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, before_finalize, &finalize_key, NULL);
+        MPI_Comm_set_attr(MPI_COMM_SELF, finalize_key, NULL);
+    }
+    return RA_OK;
+}
+
+static ra_status duplicate(const ra_mpi_host *host, MPI_Comm parent, double seconds, MPI_Comm *comm) {
+    MPI_Request pending;
+    pthread_mutex_lock(&mpi_mutex);
+    int error = MPI_Comm_idup(parent, comm, &pending);
+    pthread_mutex_unlock(&mpi_mutex);
+    if (error != MPI_SUCCESS) return mpi_failed(host, error, "MPI_Comm_idup");
+    ra_status status = wait_collective(host, &pending, seconds, "duplicating the communicator");
+    if (status == RA_OK) MPI_Comm_set_errhandler(*comm, MPI_ERRORS_RETURN);
+    return status;
+}
+
+/* A rank without memory goes on with the collective part and reports in `agree`: nobody is left waiting. */
+static ra_status open_comm(const ra_mpi_host *host, const void *handle, double seconds, ra_mpi_session *session) {
+    bool own_thread;
+    *session = (ra_mpi_session){0};
+    ra_status status = initialize(host, seconds, &own_thread);
+    if (status != RA_OK) return status;
+    MPI_Comm parent = handle ? *(const MPI_Comm *)handle : MPI_COMM_WORLD;
+    if (parent == MPI_COMM_NULL) return host->fail(RA_INVALID, "the communicator is MPI_COMM_NULL");
+    int inter = 0;
+    MPI_Comm_test_inter(parent, &inter);
+    if (inter) return host->fail(RA_INVALID, "the communicator joins two groups (an inter-communicator); a ring needs one");
+    shared_comm *shared = NULL;
+    int found = 0;
+    MPI_Comm_get_attr(parent, duplicate_key, &shared, &found);
+    if (found && shared->failed) return host->fail(RA_PEER_LOST, "an earlier failure has made this MPI communicator unusable");
+    if (!found) {
+        MPI_Comm comm;
+        status = duplicate(host, parent, seconds, &comm);
+        if (status != RA_OK) return status;
+        shared = host->alloc(sizeof *shared);
+        if (!shared) { /* no ctx: only good for agree, which needs no more than the duplicate */
+            static shared_comm last_resort;
+            last_resort = (shared_comm){.host = host, .comm = comm, .orphan = true};
+            session->shared = &last_resort;
+            MPI_Comm_rank(comm, &session->rank);
+            MPI_Comm_size(comm, &session->ranks);
+            return RA_OK;
+        }
+        *shared = (shared_comm){.next = duplicates, .host = host, .parent = parent, .comm = comm};
+        duplicates = shared;
+        MPI_Comm_set_attr(parent, duplicate_key, shared);
+    }
+    endpoint *e = host->alloc(sizeof *e);
+    session->shared = shared;
+    session->owned = initialized_here;
+    MPI_Comm_rank(shared->comm, &session->rank);
+    MPI_Comm_size(shared->comm, &session->ranks);
+    pthread_mutex_lock(&mpi_mutex);
+    int opening = shared->openings++ & ((1 << OPENING_BITS) - 1);
+    shared->open_now += e != NULL;
+    pthread_mutex_unlock(&mpi_mutex);
+    if (!e) return RA_OK;
+    *e = (endpoint){.shared = shared, .opening = opening, .rank = session->rank};
+    session->ctx = e;
+    session->ops = (ra_comm_ops){.struct_size = sizeof(ra_comm_ops),
+                                 .flags = own_thread ? 0 : RA_COMM_CALLER_THREAD,
+                                 .post_recv = post_recv,
+                                 .post_send = post_send,
+                                 .wait = wait_request,
+                                 .cancel = cancel,
+                                 .abort = abort_rank,
+                                 .destroy = destroy};
+    return RA_OK;
+}
+
+/* When a rank could not open a new duplicate, all ranks forget it: the next opening must find the same on every rank. It is not
+ * freed, for there may be messages in it. */
+static ra_status agree(const ra_mpi_session *session, ra_status mine, double seconds, ra_status *worst, int *rank) {
+    shared_comm *shared = session->shared;
+    static struct { int status, rank; } in, out; /* static: if not everybody comes, MPI uses them for ever */
+    MPI_Request pending;
+    in.status = (int)mine;
+    in.rank = session->rank;
+    pthread_mutex_lock(&mpi_mutex);
+    int error = MPI_Iallreduce(&in, &out, 1, MPI_2INT, MPI_MAXLOC, shared->comm, &pending);
+    pthread_mutex_unlock(&mpi_mutex);
+    if (error != MPI_SUCCESS) return mpi_failed(shared->host, error, "MPI_Iallreduce");
+    ra_status status = wait_collective(shared->host, &pending, seconds, "opening the communicator");
+    if (status != RA_OK) {
+        pthread_mutex_lock(&mpi_mutex);
+        shared->failed = anything_failed = true;
+        pthread_mutex_unlock(&mpi_mutex);
+        return status;
+    }
+    *worst = (ra_status)out.status;
+    *rank = out.rank;
+    if (*worst != RA_OK && shared->openings == 1) {
+        shared->orphan = true;
+        MPI_Comm_delete_attr(shared->parent, duplicate_key);
+    }
+    return RA_OK;
+}
+
+static void finalize(void) {
+    pthread_mutex_lock(&mpi_mutex);
+    bool may = initialized_here && !anything_failed && !mpi_is_over();
+    if (may) atomic_store(&closing, true);
+    pthread_mutex_unlock(&mpi_mutex);
+    if (may) ra_mpi_end();
+}
+
+extern RA_API const ra_mpi_module ra_mpi_module_table;
+RA_API const ra_mpi_module ra_mpi_module_table = {.abi = RA_MPI_MODULE_ABI,
+                                                  .implementation = IMPLEMENTATION,
+                                                  .handle_size = sizeof(MPI_Comm),
+                                                  .open = open_comm,
+                                                  .agree = agree,
+                                                  .finalize = finalize,
+                                                  .version = library_version};
