@@ -1,6 +1,7 @@
 """Checks of attention, modules and helpers on a group of processes, and those of the files beside this one: all run in one start
 of torchrun."""
 
+import gradient_checks  # noqa: F401
 import sharding_checks  # noqa: F401
 import torch
 import torch.distributed as dist
