@@ -100,6 +100,7 @@ static void a_replaced_file_keeps_its_mode_and_a_link_its_target(void **state) {
     assert_int_equal(symlink(target, link), 0);
     ra_output output;
     assert_int_equal(ra_output_create(link, "new", 3, 3, &output), RA_OK);
+    assert_int_equal(ra_output_sync(&output), RA_OK);
     assert_int_equal(ra_output_publish(&output), RA_OK);
     struct stat info;
     assert_int_equal(lstat(link, &info), 0);
