@@ -25,36 +25,64 @@ static bool ends_with(const char *text, const char *end) {
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* The directory's real path and the file's name, so that ./x and x are one. */
-static void canonical(const char *path, char *result, size_t size) {
-    const char *slash = strrchr(path, '/');
-    char directory[4096];
-    snprintf(directory, sizeof directory, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
-    char *real = realpath(directory, NULL);
-    snprintf(result, size, "%s/%s", real ? real : directory, slash ? slash + 1 : path);
-    free(real);
-}
-
-static ra_status check_outputs(const file_set *files) {
-    for (int a = 0; a < TENSOR_COUNT; a++) {
-        const file_tensor *x = &files->tensors[a];
-        if (!x->used || !x->output) continue;
-        if (!x->file.name[0] && !ends_with(x->file.path, ".npy"))
-            return ra_fail(RA_INVALID, "--%s %s is neither x.npy nor x.safetensors:name", options[x->option].name, x->argument);
-        for (int b = 0; b < a; b++) {
-            const file_tensor *y = &files->tensors[b];
-            if (!y->used || !y->output) continue;
-            char one[8192], other[8192];
-            canonical(x->file.path, one, sizeof one);
-            canonical(y->file.path, other, sizeof other);
-            if (strcmp(one, other) == 0 && (!x->file.name[0] || strcmp(x->file.name, y->file.name) == 0))
-                return ra_fail(RA_INVALID, "--%s and --%s both write %s", options[y->option].name, options[x->option].name,
-                               x->argument);
-        }
-        if (strcmp(x->file.name, "__metadata__") == 0)
-            return ra_fail(RA_INVALID, "--%s: __metadata__ cannot be a tensor's name", options[x->option].name);
+static ra_status check_names(const file_set *files) {
+    for (int id = 0; id < TENSOR_COUNT; id++) {
+        const file_tensor *f = &files->tensors[id];
+        if (!f->used || !f->output) continue;
+        if (!f->file.name[0] && !ends_with(f->file.path, ".npy"))
+            return ra_fail(RA_INVALID, "--%s %s is neither x.npy nor x.safetensors:name", options[f->option].name, f->argument);
+        if (strcmp(f->file.name, "__metadata__") == 0)
+            return ra_fail(RA_INVALID, "--%s: __metadata__ cannot be a tensor's name", options[f->option].name);
     }
     return RA_OK;
+}
+
+/* One file under two options, of which the first at least is written. Only tensors of one .safetensors may share it. */
+static ra_status check_pair(const file_tensor *x, const file_tensor *y) {
+    if (!ra_path_same(&x->id, &y->id)) return RA_OK;
+    const char *one = options[x->option].name, *other = options[y->option].name;
+    if (!y->output && x->file.name[0])
+        return ra_fail(RA_IO, "--%s %s would replace the file that --%s reads: write to another", one, x->argument, other);
+    if (!y->output) return ra_fail(RA_INVALID, "--%s %s is the file that --%s reads: write to another", one, x->argument, other);
+    if (x->file.name[0] && y->file.name[0] && strcmp(x->file.name, y->file.name) != 0) return RA_OK;
+    return ra_fail(RA_INVALID, "--%s and --%s both write %s", one, other, x->argument);
+}
+
+/* No output is another file of this call, by whatever name. */
+static ra_status check_collisions(const settings *s, file_set *files) {
+    file_tensor trace = {.used = s->trace, .output = true, .option = OPT_TRACE, .argument = s->trace};
+    const file_tensor *all[TENSOR_COUNT + 1] = {[TENSOR_COUNT] = &trace};
+    if (s->trace) RA_TRY(ra_path_identify(s->trace, &trace.id));
+    for (int id = 0; id < TENSOR_COUNT; id++) {
+        file_tensor *f = &files->tensors[id];
+        if (f->used) RA_TRY(ra_path_identify(f->file.path, &f->id));
+        all[id] = f;
+    }
+    for (int x = 0; x <= TENSOR_COUNT; x++)
+        for (int y = 0; y <= TENSOR_COUNT; y++) {
+            bool looked_at = all[y]->output && y < x; /* as a pair of outputs, the other way round */
+            if (x != y && all[x]->used && all[x]->output && all[y]->used && !looked_at) RA_TRY(check_pair(all[x], all[y]));
+        }
+    return RA_OK;
+}
+
+/* A .safetensors file is replaced as a whole: it may hold nothing that this call does not write. */
+static ra_status check_replaced(const file_set *files, const file_tensor *f) {
+    const char *names[TENSOR_COUNT];
+    int count = 0;
+    ra_map map;
+    for (int id = 0; id < TENSOR_COUNT; id++) {
+        const file_tensor *m = &files->tensors[id];
+        if (m->used && m->output && ra_path_same(&m->id, &f->id)) names[count++] = m->file.name;
+    }
+    RA_TRY(ra_map_open(f->file.path, &map));
+    char other[64] = "";
+    ra_status status = ra_safetensors_other(map.data, map.bytes, count, names, other, sizeof other);
+    ra_map_close(&map);
+    if (status == RA_NOMEM) return ra_fail_context(status, "%s: ", f->file.path);
+    if (status != RA_OK || !other[0]) return RA_OK; /* what is no .safetensors file holds no tensors */
+    return ra_fail(RA_IO, "--%s %s would replace the whole file, and with it its tensor '%s': write to another file",
+                   options[f->option].name, f->argument, other);
 }
 
 static ra_status parse_names(const settings *s, file_set *files) {
@@ -68,7 +96,14 @@ static ra_status parse_names(const settings *s, file_set *files) {
         ra_status status = ra_file_name_parse(f->argument, &f->file);
         if (status != RA_OK) return ra_fail_context(status, "--%s: ", options[f->option].name);
     }
-    return check_outputs(files);
+    RA_TRY(check_names(files));
+    RA_TRY(check_collisions(s, files));
+    for (int id = 0; id < TENSOR_COUNT; id++) {
+        const file_tensor *f = &files->tensors[id];
+        bool replaces = f->used && f->output && f->file.name[0] && !f->id.name[0];
+        if (replaces) RA_TRY(check_replaced(files, f));
+    }
+    return RA_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------------------ shapes */
@@ -169,14 +204,11 @@ static ra_status make_one(file_set *files, tensor_id first, const char *joined) 
     const char *names[TENSOR_COUNT];
     ra_array arrays[TENSOR_COUNT];
     int count = 0;
-    char path[8192], other[8192];
     file_tensor *f = &files->tensors[first];
-    canonical(f->file.path, path, sizeof path);
     for (int id = (int)first; id < TENSOR_COUNT; id++) {
         file_tensor *m = &files->tensors[id];
         if (!m->used || !m->output || m->data) continue;
-        canonical(m->file.path, other, sizeof other);
-        if (m != f && strcmp(path, other) != 0) continue;
+        if (!ra_path_same(&m->id, &f->id)) continue;
         names[count] = m->file.name;
         arrays[count] = m->array;
         members[count++] = m;

@@ -12,6 +12,7 @@ typedef struct file_tensor {
     option_id option;
     const char *argument;
     ra_file_name file;
+    ra_path_id id; /* of the file */
     ra_array array;      /* in the file */
     unsigned char *data; /* its first element */
     ra_map map;          /* inputs */
@@ -24,8 +25,8 @@ typedef struct file_set {
     int output_count;
 } file_set;
 
-/* Maps the inputs and fills shape and dtype of desc. RA_INVALID: names that no file could mend; RA_IO: files that do not
- * fit. */
+/* Maps the inputs and fills shape and dtype of desc. RA_INVALID: names that no file could mend, or an output that is another
+ * file of the call (--trace included); RA_IO: files that do not fit, or an output that would replace tensors of others. */
 ra_status files_open(const settings *s, file_set *files, ra_attention_desc *desc);
 /* Says what the outputs will hold. */
 void files_describe(file_set *files, const ra_attention_desc *desc);

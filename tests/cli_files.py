@@ -74,12 +74,6 @@ class Files(kit.Case):
         self.close(self.load("out.npy")[None], "out")
         self.close(self.load("lse.npy")[None], "lse")
 
-    def test_an_output_may_replace_an_input(self):
-        self.save_inputs()
-        self.ok("run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out",
-                self.path("q.npy"), *self.options)
-        self.close(self.load("q.npy"), "out")
-
     def test_only_the_outputs_that_were_asked_for_appear(self):
         self.save_inputs()
         before = self.files()

@@ -36,6 +36,10 @@ ra_status ra_npy_header(ra_array *array, char *header);
  * after the last. RA_IO with one sentence (without the file's name). */
 ra_status ra_safetensors_find(const void *data, int64_t bytes, const char *name, ra_array *array);
 
+/* Does the file hold a tensor beside the `count` named ones? other: the first such, as an error may show it, or "". RA_IO where
+ * ra_safetensors_find would refuse the file. */
+ra_status ra_safetensors_other(const void *data, int64_t bytes, int count, const char *const *names, char *other, size_t size);
+
 /* The header of a file that holds these tensors in this order; sets each offset and size. *header is freed with free(). */
 ra_status ra_safetensors_header(int count, const char *const *names, ra_array *arrays, char **header, int64_t *header_bytes);
 

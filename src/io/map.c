@@ -31,6 +31,20 @@ void ra_map_close(ra_map *map) {
     *map = (ra_map){NULL, 0};
 }
 
+/* JSON, and so a .safetensors header, holds nothing else: no surrogates, nothing longer than it must be. */
+static bool is_utf8(const char *text) {
+    const unsigned char *p = (const unsigned char *)text;
+    while (*p) {
+        int more = *p < 0x80 ? 0 : *p >= 0xc2 && *p < 0xe0 ? 1 : *p >= 0xe0 && *p < 0xf0 ? 2 : *p >= 0xf0 && *p < 0xf5 ? 3 : -1;
+        if (more < 0 || (*p == 0xe0 && p[1] < 0xa0) || (*p == 0xed && p[1] > 0x9f) || (*p == 0xf0 && p[1] < 0x90) ||
+            (*p == 0xf4 && p[1] > 0x8f))
+            return false;
+        for (p++; more > 0; more--, p++)
+            if ((*p & 0xc0) != 0x80) return false;
+    }
+    return true;
+}
+
 ra_status ra_file_name_parse(const char *argument, ra_file_name *file) {
     static const char extension[] = ".safetensors";
     const char *split = strstr(argument, ".safetensors:");
@@ -39,6 +53,7 @@ ra_status ra_file_name_parse(const char *argument, ra_file_name *file) {
     if (!split && length >= strlen(extension) && strcmp(argument + length - strlen(extension), extension) == 0)
         return ra_fail(RA_INVALID, "%s names no tensor: write %s:NAME", argument, argument);
     if (split && *name == '\0') return ra_fail(RA_INVALID, "%s names no tensor: write it after the colon", argument);
+    if (!is_utf8(name)) return ra_fail(RA_INVALID, "the name of a tensor is not UTF-8, which .safetensors files need");
     if (path_length == 0) return ra_fail(RA_INVALID, "a file's name is empty");
     if (path_length >= sizeof file->path || strlen(name) >= sizeof file->name)
         return ra_fail(RA_INVALID, "a file's name is too long");

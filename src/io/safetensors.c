@@ -142,21 +142,22 @@ static ra_status pick(const entry *entries, int64_t count, const char *name, int
     return RA_OK;
 }
 
-static ra_status find_in_header(json_t *header, const char *name, int64_t data_start, int64_t data_bytes, ra_array *array) {
+/* The tensors of a checked header, in the order of the file; to be freed. */
+static ra_status read_entries(json_t *header, int64_t data_bytes, entry **entries, int64_t *count) {
     if (!json_is_object(header)) return ra_fail(RA_IO, "its header is not a JSON object");
-    entry *entries = malloc((json_object_size(header) + 1) * sizeof *entries);
-    if (!entries) return ra_fail(RA_NOMEM, "no memory for its header");
+    entry *all = malloc((json_object_size(header) + 1) * sizeof *all);
+    if (!all) return ra_fail(RA_NOMEM, "no memory for its header");
     ra_status status = RA_OK;
-    int64_t count = 0;
     const char *key;
     json_t *value;
+    *count = 0;
     json_object_foreach(header, key, value) {
-        status = strcmp(key, "__metadata__") == 0 ? check_metadata(value) : read_entry(key, value, &entries[count++]);
+        status = strcmp(key, "__metadata__") == 0 ? check_metadata(value) : read_entry(key, value, &all[(*count)++]);
         if (status != RA_OK) break;
     }
-    if (status == RA_OK) status = check_layout(entries, count, data_bytes);
-    if (status == RA_OK) status = pick(entries, count, name, data_start, array);
-    free(entries);
+    if (status == RA_OK) status = check_layout(all, *count, data_bytes);
+    if (status == RA_OK) *entries = all;
+    else free(all);
     return status;
 }
 
@@ -178,7 +179,7 @@ static ra_status check_text(const char *text, size_t length) {
     return RA_OK;
 }
 
-ra_status ra_safetensors_find(const void *data, int64_t bytes, const char *name, ra_array *array) {
+static ra_status load_header(const void *data, int64_t bytes, json_t **header, int64_t *data_start) {
     const unsigned char *file = data;
     if (bytes < 8) return ra_fail(RA_IO, "it is too short for a .safetensors file");
     uint64_t length = 0;
@@ -191,16 +192,50 @@ ra_status ra_safetensors_find(const void *data, int64_t bytes, const char *name,
 
     RA_TRY(check_text((const char *)file + 8, (size_t)length));
     json_error_t error;
-    json_t *header = json_loadb((const char *)file + 8, (size_t)length, JSON_REJECT_DUPLICATES, &error);
-    if (!header) return ra_fail(RA_IO, "its header is not valid JSON: %s", shown(error.text));
-    ra_status status = find_in_header(header, name, 8 + (int64_t)length, bytes - 8 - (int64_t)length, array);
+    *header = json_loadb((const char *)file + 8, (size_t)length, JSON_REJECT_DUPLICATES, &error);
+    *data_start = 8 + (int64_t)length;
+    if (*header) return RA_OK;
+    if (json_error_code(&error) == json_error_out_of_memory) return ra_fail(RA_NOMEM, "no memory for its header");
+    return ra_fail(RA_IO, "its header is not valid JSON: %s", shown(error.text));
+}
+
+ra_status ra_safetensors_find(const void *data, int64_t bytes, const char *name, ra_array *array) {
+    json_t *header;
+    entry *entries = NULL;
+    int64_t data_start, count;
+    RA_TRY(load_header(data, bytes, &header, &data_start));
+    ra_status status = read_entries(header, bytes - data_start, &entries, &count);
+    if (status == RA_OK) status = pick(entries, count, name, data_start, array);
+    free(entries);
     json_decref(header);
     return status;
 }
 
+ra_status ra_safetensors_other(const void *data, int64_t bytes, int count, const char *const *names, char *other, size_t size) {
+    json_t *header;
+    entry *entries = NULL;
+    int64_t data_start, held;
+    RA_TRY(load_header(data, bytes, &header, &data_start));
+    ra_status status = read_entries(header, bytes - data_start, &entries, &held);
+    other[0] = '\0';
+    for (int64_t i = 0; status == RA_OK && i < held && other[0] == '\0'; i++) {
+        bool named = false;
+        for (int n = 0; n < count && !named; n++) named = strcmp(entries[i].name, names[n]) == 0;
+        if (!named) snprintf(other, size, "%s", entries[i].name[0] ? shown(entries[i].name) : "(no name)");
+    }
+    free(entries);
+    json_decref(header);
+    return status;
+}
+
+/* NULL: no memory. Jansson takes NULL for a value that is not there, so that only its answer tells. */
 static json_t *describe(const ra_array *array, int64_t begin) {
     json_t *shape = json_array();
-    for (int i = 0; i < array->ndim; i++) json_array_append_new(shape, json_integer(array->dims[i]));
+    for (int i = 0; i < array->ndim; i++)
+        if (json_array_append_new(shape, json_integer(array->dims[i])) != 0) {
+            json_decref(shape);
+            return NULL;
+        }
     const char *dtype = "F32";
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++)
         if (dtypes[i].dtype == (int)array->dtype) dtype = dtypes[i].name;
@@ -210,20 +245,20 @@ static json_t *describe(const ra_array *array, int64_t begin) {
 
 ra_status ra_safetensors_header(int count, const char *const *names, ra_array *arrays, char **header, int64_t *header_bytes) {
     json_t *root = json_object();
+    bool complete = root != NULL;
     int64_t next = 0;
     for (int i = 0; i < count; i++) {
         if (!ra_array_size(&arrays[i]) || arrays[i].bytes > INT64_MAX / 2 - next) {
             json_decref(root);
             return ra_fail(RA_INVALID, "a file of more than 2^62 bytes cannot be written");
         }
-        json_object_set_new(root, names[i], describe(&arrays[i], next));
+        complete = complete && json_object_set_new(root, names[i], describe(&arrays[i], next)) == 0;
         next += arrays[i].bytes;
     }
-    bool complete = (int)json_object_size(root) == count;
-    char *text = json_dumps(root, JSON_COMPACT | JSON_PRESERVE_ORDER);
+    char *text = complete ? json_dumps(root, JSON_COMPACT | JSON_PRESERVE_ORDER) : NULL;
     json_decref(root);
     int64_t length = text ? ra_round_up((int64_t)strlen(text), 8) : 0; /* elements begin at a multiple of 8 */
-    char *whole = text && complete ? malloc((size_t)length + 8) : NULL;
+    char *whole = text ? malloc((size_t)length + 8) : NULL;
     if (whole) {
         memset(whole + 8, ' ', (size_t)length);
         memcpy(whole + 8, text, strlen(text));
