@@ -1,4 +1,5 @@
 /* ringattn: the command line. Parses, dispatches, and turns a status into an exit code and one sentence. */
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -56,16 +57,31 @@ static void on_signal(int number) {
     _exit(128 + number);
 }
 
+/* What a parent ignores (nohup) stays ignored. */
+static void handle(int number, const struct sigaction *action) {
+    struct sigaction inherited;
+    if (sigaction(number, NULL, &inherited) == 0 && inherited.sa_handler == SIG_IGN) return;
+    sigaction(number, action, NULL);
+}
+
 static void set_signals(void) {
     struct sigaction action = {.sa_handler = on_signal};
     sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-    sigaction(SIGHUP, &action, NULL);
+    handle(SIGINT, &action);
+    handle(SIGTERM, &action);
+    handle(SIGHUP, &action);
     sigaction(SIGBUS, &action, NULL);
     action.sa_handler = SIG_IGN; /* both show as errors of a write */
     sigaction(SIGPIPE, &action, NULL);
     sigaction(SIGXFSZ, &action, NULL);
+}
+
+/* Where a parent closed one of the first three descriptors, the next file that is opened would get its number, and messages
+ * would go into that file. So each is taken, the wrong way round: using it stays the error that it was. */
+static bool take_descriptors(void) {
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd) return false;
+    return true;
 }
 
 static ra_status execute(int argc, char **argv, bool *check_failed) {
@@ -84,6 +100,7 @@ static ra_status execute(int argc, char **argv, bool *check_failed) {
 }
 
 int main(int argc, char **argv) {
+    if (!take_descriptors()) return EXIT_FILE; /* no /dev/null, and nowhere to say so */
     set_signals();
     ra_status status = RA_OK;
     bool check_failed = false;
@@ -94,7 +111,7 @@ int main(int argc, char **argv) {
         help_overview(stderr);
         return EXIT_USAGE;
     } else status = execute(argc, argv, &check_failed);
-    if (fflush(stdout) != 0 && status == RA_OK) status = ra_fail(RA_IO, "standard output cannot be written");
+    if ((fflush(stdout) != 0 || ferror(stdout)) && status == RA_OK) status = ra_fail(RA_IO, "standard output cannot be written");
     if (status != RA_OK) {
         /* All ranks meet the same mistake of a user: the first says it. What only one knows, every one says. */
         bool echo = group_launcher_rank() > 0 && exit_code(status) != EXIT_COMMUNICATION;
