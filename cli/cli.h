@@ -80,8 +80,12 @@ const char *show_bytes(double bytes);
 const char *show_count(double count);
 const char *show_seconds(double seconds);
 
-/* Prints the object with "schema" and "command" in front, and frees it. */
+/* To be called before the first object is made, so that print_json knows of anything that there was no memory for. */
+void json_watch(void);
+/* Prints the object with "schema" and "command" in front, and frees it. RA_NOMEM where a part of it could not be made. */
 ra_status print_json(const settings *s, json_t *object);
+/* A JSON string; bytes that are not UTF-8 become question marks. */
+json_t *json_text(const char *text);
 /* A JSON number; NaN, which JSON lacks, becomes null, and an infinity a string. */
 json_t *json_number(double value);
 

@@ -51,8 +51,8 @@ static ra_status draw_file(const settings *s, const ra_attention_desc *d, const 
         fprintf(to, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" width=\"%.0f\" height=\"%.0f\">\n", x,
                 tallest + 8, x, tallest + 8);
         fprintf(to, "<rect width=\"100%%\" height=\"100%%\" fill=\"#fff\"/>\n%s</svg>\n", body);
-        fclose(to);
-        status = whole ? write_file(s->svg, whole, whole_bytes) : ra_fail(RA_NOMEM, "no memory for a picture");
+        bool written = fclose(to) == 0;
+        status = written ? write_file(s->svg, whole, whole_bytes) : ra_fail(RA_NOMEM, "no memory for a picture");
     }
     free(body);
     free(whole);
@@ -80,7 +80,7 @@ static ra_status report_json(const settings *s, const ra_attention_desc *d, cons
     }
     json_t *o = json_pack("{s:I, s:I, s:i, s:o}", "seq_q", (json_int_t)d->seq_q, "seq_k", (json_int_t)d->seq_k, "ring_size",
                           (int)s->ring_size, "pictures", pictures);
-    if (s->svg) json_object_set_new(o, "svg", json_string(s->svg));
+    if (s->svg) json_object_set_new(o, "svg", json_text(s->svg));
     return print_json(s, o);
 }
 

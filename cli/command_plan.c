@@ -76,11 +76,12 @@ static ra_status report_json(const plan_view *p) {
     json_t *ranks = json_array();
     for (int i = 0; i < p->ranks; i++) json_array_append_new(ranks, rank_json(p, &p->rank[i]));
     json_t *o =
-        json_pack("{s:I, s:I, s:i, s:s, s:s, s:s, s:I, s:s, s:f, s:o, s:f, s:s, s:s, s:o}", "seq", (json_int_t)p->desc->seq_k,
+        json_pack("{s:I, s:I, s:i, s:s, s:s, s:s, s:I, s:s, s:f, s:o, s:f, s:o, s:s, s:o}", "seq", (json_int_t)p->desc->seq_k,
                   "seq_q", (json_int_t)p->desc->seq_q, "ring_size", p->ranks, "dtype", ra_dtype_name(p->desc->dtype), "layout",
                   p->layout, "schedule", p->schedule, "bucket", (json_int_t)p->rank[0].bucket, "reason", p->rank[0].reason,
                   "balance", p->totals.balance, "holes", json_number(p->totals.hole_share), "predicted_ms", p->predicted * 1e3,
-                  "machine", p->machine.name, "pass", p->forward ? p->backward ? "both" : "fwd" : "bwd", "ranks", ranks);
+                  "machine", json_text(p->machine.name), "pass", p->forward ? p->backward ? "both" : "fwd" : "bwd", "ranks",
+                  ranks);
     if (p->s->fit) json_object_set_new(o, "fit", fit_json(p));
     if (p->s->given[OPT_MACHINE]) {
         json_t *strong = NULL, *weak = NULL;

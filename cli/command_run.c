@@ -189,7 +189,7 @@ static ra_status report(const job *j, int ranks) {
         for (int id = 0; id < TENSOR_COUNT; id++)
             if (j->files.tensors[id].used && j->files.tensors[id].output)
                 json_object_set_new(outputs, options[j->files.tensors[id].option].name,
-                                    json_string(j->files.tensors[id].argument));
+                                    json_text(j->files.tensors[id].argument));
         return print_json(
             j->s,
             json_pack("{s:o, s:I, s:I, s:I, s:I, s:I, s:I, s:s, s:s, s:i, s:i, s:s, s:s, s:I, s:f, s:f, s:I, s:I, s:I, s:o}",

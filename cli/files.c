@@ -43,7 +43,8 @@ static ra_status check_pair(const file_tensor *x, const file_tensor *y) {
     const char *one = options[x->option].name, *other = options[y->option].name;
     if (!y->output && x->file.name[0])
         return ra_fail(RA_IO, "--%s %s would replace the file that --%s reads: write to another", one, x->argument, other);
-    if (!y->output) return ra_fail(RA_INVALID, "--%s %s is the file that --%s reads: write to another", one, x->argument, other);
+    if (!y->output)
+        return ra_fail(RA_INVALID, "--%s %s is the file that --%s reads: write to another", one, x->argument, other);
     if (x->file.name[0] && y->file.name[0] && strcmp(x->file.name, y->file.name) != 0) return RA_OK;
     return ra_fail(RA_INVALID, "--%s and --%s both write %s", one, other, x->argument);
 }

@@ -102,6 +102,7 @@ static ra_status execute(int argc, char **argv, bool *check_failed) {
 int main(int argc, char **argv) {
     if (!take_descriptors()) return EXIT_FILE; /* no /dev/null, and nowhere to say so */
     set_signals();
+    json_watch();
     ra_status status = RA_OK;
     bool check_failed = false;
     if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0))
@@ -111,7 +112,8 @@ int main(int argc, char **argv) {
         help_overview(stderr);
         return EXIT_USAGE;
     } else status = execute(argc, argv, &check_failed);
-    if ((fflush(stdout) != 0 || ferror(stdout)) && status == RA_OK) status = ra_fail(RA_IO, "standard output cannot be written");
+    bool written = fflush(stdout) == 0 && !ferror(stdout);
+    if (!written && status == RA_OK) status = ra_fail(RA_IO, "standard output cannot be written");
     if (status != RA_OK) {
         /* All ranks meet the same mistake of a user: the first says it. What only one knows, every one says. */
         bool echo = group_launcher_rank() > 0 && exit_code(status) != EXIT_COMMUNICATION;

@@ -54,6 +54,27 @@ const char *show_seconds(double seconds) {
     return scaled(seconds * 1e6, 1000, units, 3);
 }
 
+/* Jansson leaves out what it had no memory for. So failures are counted, and an object that lacks something is not printed. */
+static bool json_starved;
+
+static void *json_take(size_t bytes) {
+    void *taken = malloc(bytes);
+    if (!taken) json_starved = true;
+    return taken;
+}
+
+void json_watch(void) { json_set_alloc_funcs(json_take, free); }
+
+json_t *json_text(const char *text) {
+    json_t *string = json_string(text);
+    if (string) return string;
+    char shown[4096]; /* not UTF-8, as a path may be */
+    snprintf(shown, sizeof shown, "%s", text);
+    for (char *p = shown; *p; p++)
+        if ((unsigned char)*p >= 0x80) *p = '?';
+    return json_string(shown);
+}
+
 json_t *json_number(double value) {
     if (isnan(value)) return json_null();
     return isfinite(value) ? json_real(value) : json_string(value > 0 ? "inf" : "-inf");
@@ -66,10 +87,11 @@ ra_status print_json(const settings *s, json_t *object) {
         text = json_dumps(whole, JSON_INDENT(2) | JSON_REAL_PRECISION(12));
     json_decref(whole);
     json_decref(object);
-    if (!text) return ra_fail(RA_NOMEM, "no memory for the JSON output");
-    puts(text);
+    bool whole_text = text && !json_starved;
+    json_starved = false;
+    if (whole_text) puts(text);
     free(text);
-    return RA_OK;
+    return whole_text ? RA_OK : ra_fail(RA_NOMEM, "no memory for the JSON output");
 }
 
 bool wants_colour(void) {
