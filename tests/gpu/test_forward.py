@@ -1,54 +1,12 @@
 """The CUDA forward kernels against the definition in float64. Needs a GPU and PyTorch:
 
-    RINGATTN_CUDA_LIBRARY=build/libringattn_cuda.so python3 -m unittest discover -s tests/gpu
+    RINGATTN_CUDA_LIBRARY=build/libringattn_cuda.so python3 -m unittest discover -s tests/gpu"""
 
-RINGATTN_GPU_SMALL=1 leaves out the large cases, for compute-sanitizer."""
-
-import contextlib
 import math
-import os
-import sys
 import unittest
 
-try:
-    import torch
-except ImportError:
-    torch = None
-if torch is None or not torch.cuda.is_available():
-    raise unittest.SkipTest("needs PyTorch and a GPU")
-
-sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from backend import Backend, Desc, attended, kept_pairs, reference  # noqa: E402
-
-BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
-SMALL = bool(os.environ.get("RINGATTN_GPU_SMALL"))
-HOPPER = torch.cuda.get_device_capability() == (9, 0)
-OUT_BOUND = {BF16: 1e-2, F16: 1.4e-3, F32: 2e-6}
-LSE_BOUND = {BF16: 2e-5, F16: 2e-5, F32: 2e-6}
-backend = Backend(os.environ["RINGATTN_CUDA_LIBRARY"])
-
-
-def draw(b, n, h, d, dtype, spread=1.0):
-    return (torch.randn(b, n, h, d, device="cuda") * spread).to(dtype)
-
-
-def unread(desc, b, nq, nk, h, hk):
-    """[B, Nk, Hk] bool: keys that no query attends to."""
-    seen = torch.zeros(b, nk, hk, dtype=torch.bool, device="cuda")
-    for bi in range(b):
-        for g in range(hk):
-            for i in range(len(desc.branches)):
-                seen[bi, :, g] |= attended(desc, i, g, hk, bi, nq, nk, range(nq), "cuda").any(0)
-    return ~seen
-
-
-@contextlib.contextmanager
-def kernel(wanted):
-    backend.wanted = wanted
-    try:
-        yield
-    finally:
-        backend.wanted = None
+from kit import BF16, DEVICE, F16, F32, HOPPER, LSE_BOUND, OUT_BOUND, SMALL, backend, draw, kernel, torch, unread  # isort: skip
+from definition import Desc, kept_pairs, reference
 
 
 def launches(run):
@@ -63,22 +21,27 @@ class Forward(unittest.TestCase):
     def setUp(self):
         torch.manual_seed(hash(self.id()) % 2**31)
 
-    def forward(self, q, k, v, desc, state=False):
-        """(out, lse [B, N, H]) with guard rows around both, which must stay untouched."""
+    def forward(self, q, k, v, desc, state=False, used=None):
+        """(out, lse [B, N, H]) with guard rows around both, which must stay untouched. used: rows as used_rows takes them; the
+        state of the others is another's, or nobody's."""
         b, nq, h, d = q.shape
-        out = torch.full((b, nq + 2, h, d), math.nan, device="cuda", dtype=q.dtype)
-        lse = torch.full((b, h, nq + 2), math.nan, device="cuda")
+        out = torch.full((b, nq + 2, h, d), math.nan, device=DEVICE, dtype=q.dtype)
+        lse = torch.full((b, h, nq + 2), math.nan, device=DEVICE)
         o, log = out[:, 1 : nq + 1], lse.transpose(1, 2)[:, 1 : nq + 1]
         if state:
-            acc = torch.full((b, nq, h, d), math.nan, device="cuda")
-            m, s = (torch.full((b, h, nq), math.nan, device="cuda").transpose(1, 2) for _ in range(2))
-            step = backend.prepare(q, k, v, desc, o, log, (acc, m, s))
+            acc = torch.full((b, h, nq, d), math.nan, device=DEVICE).transpose(1, 2)
+            if used:  # of four rows one is used, and its sums take the room of all
+                acc = torch.full((b, h, nq // 4 + 2, d), math.nan, device=DEVICE).as_strided(
+                    (b, nq, h, d), (h * (nq // 4 + 2) * d, d // 4, (nq // 4 + 2) * d, 1)
+                )
+            m, s = (torch.full((b, h, nq), math.nan, device=DEVICE).transpose(1, 2) for _ in range(2))
+            step = backend.prepare(q, k, v, desc, o, log, (acc, m, s), used)
             backend.fill(step)
             backend.run(step)
             backend.finish(step)
         else:
             backend.run(backend.prepare(q, k, v, desc, o, log))
-        torch.cuda.synchronize()
+        backend.synchronize()
         for guard in (out[:, 0], out[:, -1], lse[..., 0], lse[..., -1]):
             self.assertTrue(guard.isnan().all(), "a guard row was written")
         return o, log
@@ -214,6 +177,49 @@ class Forward(unittest.TestCase):
                 desc = Desc(branches=[(128, 1), (256, 2), (512, 4)], combine="mix", causal=causal)
                 self.case(2, 1003, 1003, 4, 2, 64, desc, dtype, state=True)
 
+    def test_rows_of_no_branch_share_the_room_of_those_that_have_one(self):
+        """Mixed branches of rates 4 and 8 on one lattice: three of four rows are skipped, hold Inf, and have no state."""
+        n, h = 500, 4
+        for dtype in (BF16, F16):
+            for d in (64, 128):
+                for causal in (False, True):
+                    desc = Desc(branches=[(128, 4), (256, 8)], combine="mix", offset="head-block", causal=causal)
+                    # one KV head, so that head-block gives every branch the offset 0
+                    q, k, v = draw(2, n, h, d, dtype), draw(2, n, 1, d, dtype), draw(2, n, 1, d, dtype)
+                    for t in (q, k, v):
+                        t[:, torch.arange(n) % 4 != 0] = math.inf
+                    used = [((0, 4, n // 4), (0, 1, h))]
+                    for wanted in (None, "sm80"):
+                        with self.subTest(dtype=dtype, d=d, causal=causal, wanted=wanted), kernel(wanted):
+                            out, lse = self.forward(q, k, v, desc, state=True, used=used)
+                            clean = torch.where(torch.isinf(q), 0.0, q.double()).to(dtype)
+                            self.hold(clean, k, v, desc, out, lse)
+
+    def test_the_largest_finite_scores_are_scores(self):
+        n, d = 200, 64
+        for dtype in (BF16, F32):
+            for top in (1e6, 1.7e9, 3e12, 2.9e38):
+                for sign in (1, -1):
+                    for wanted in (None, "sm80"):
+                        with self.subTest(dtype=dtype, top=top, sign=sign, wanted=wanted), kernel(wanted):
+                            scale = 1.3  # no power of two, and scores reach further than products
+                            each = (top / scale) ** 0.5
+                            q = torch.zeros(1, n, 1, d, device=DEVICE, dtype=dtype)
+                            k = torch.zeros(1, n, 1, d, device=DEVICE, dtype=dtype)
+                            v = draw(1, n, 1, d, dtype)
+                            q[..., 0] = each
+                            k[..., 0] = sign * each  # all alike: the mean of the values, and a score below or above zero
+                            desc = Desc(causal=True, scale=scale)
+                            out, lse = self.forward(q, k, v, desc)
+                            count = torch.arange(1, n + 1, device=DEVICE, dtype=torch.float64)[None, :, None]
+                            score = sign * scale * q[..., :1].double()[0, 0, 0] * k[..., :1].double().abs()[0, 0, 0]
+                            self.assertTrue(torch.isfinite(lse).all(), "scores taken for no keys")
+                            error = (lse.double() - score - count.log()).abs().max().item()
+                            self.assertLessEqual(error, LSE_BOUND[dtype] * top)
+                            mean = v.double().cumsum(1) / count[..., None]
+                            error = (out.double() - mean).abs().max().item()
+                            self.assertLessEqual(error, OUT_BOUND[dtype] * v.double().abs().max().item())
+
     @unittest.skipUnless(HOPPER, "needs a Hopper GPU")
     def test_branches_that_meet_the_same_rows_take_turns_within_one_launch(self):
         n = 3000 if SMALL else 20000
@@ -237,17 +243,17 @@ class Forward(unittest.TestCase):
             for dtype in (BF16, F16):
                 for d in (64, 128, 256):
                     q, k, v = (draw(1, 1500, 2, d, dtype, spread if i < 2 else 1) for i in range(3))
-                    k *= torch.rand(1, 1500, 2, 1, device="cuda", dtype=dtype)
+                    k *= torch.rand(1, 1500, 2, 1, device=DEVICE, dtype=dtype)
                     for desc in (Desc(), Desc(causal=True)):
                         out, lse = self.forward(q, k, v, desc)
                         self.hold(q, k, v, desc, out, lse)
 
     def test_zero_queries_give_the_log_of_the_count_and_the_mean(self):
         for dtype in (BF16, F32):
-            q = torch.zeros(1, 600, 2, 64, device="cuda", dtype=dtype)
-            k, v = draw(1, 600, 2, 64, dtype), torch.ones(1, 600, 2, 64, device="cuda", dtype=dtype)
+            q = torch.zeros(1, 600, 2, 64, device=DEVICE, dtype=dtype)
+            k, v = draw(1, 600, 2, 64, dtype), torch.ones(1, 600, 2, 64, device=DEVICE, dtype=dtype)
             out, lse = self.forward(q, k, v, Desc(causal=True))
-            count = torch.arange(1, 601, device="cuda", dtype=torch.float64)[None, :, None]
+            count = torch.arange(1, 601, device=DEVICE, dtype=torch.float64)[None, :, None]
             self.assertLess((lse.double() - count.log()).abs().max().item(), 2e-6 * 7)
             self.assertLess((out.double() - 1).abs().max().item(), 2e-7)
 
@@ -288,7 +294,7 @@ class Forward(unittest.TestCase):
 
     def test_dropout_keeps_the_right_share(self):
         desc = Desc(dropout=0.3, seed=5)
-        kept = kept_pairs(desc, 0, 0, 1000, 1000, range(1000), "cuda")
+        kept = kept_pairs(desc, 0, 0, 1000, 1000, range(1000), DEVICE)
         self.assertAlmostEqual(kept.double().mean().item(), 0.7, delta=0.003)
 
     # ---------------------------------------------------------------------------------------- which kernel, and how
@@ -349,21 +355,22 @@ class Forward(unittest.TestCase):
         for dtype in (BF16, F16, F32):
             q, k, v = (draw(1, 900, 2, 128, dtype) for _ in range(3))
             desc = Desc()
-            acc = torch.empty(1, 900, 2, 128, device="cuda")
-            m, sums = (torch.empty(1, 2, 900, device="cuda").transpose(1, 2) for _ in range(2))
-            out, lse = torch.empty_like(q), torch.empty(1, 2, 900, device="cuda").transpose(1, 2)
+            acc = torch.empty(1, 900, 2, 128, device=DEVICE)
+            m, sums = (torch.empty(1, 2, 900, device=DEVICE).transpose(1, 2) for _ in range(2))
+            out, lse = torch.empty_like(q), torch.empty(1, 2, 900, device=DEVICE).transpose(1, 2)
             backend.fill(backend.prepare(q, k, v, desc, out, lse, (acc, m, sums)))
             for first in range(0, 900, 250):
                 part = slice(first, min(first + 250, 900))
                 step = backend.prepare(q, k[:, part], v[:, part], desc, out, lse, (acc, m, sums))
                 backend.run(step)
             backend.finish(step)
-            torch.cuda.synchronize()
+            backend.synchronize()
             self.hold(q, k, v, desc, out, lse)
 
+    @unittest.skipIf(DEVICE == "cpu", "needs a GPU")
     def test_a_captured_graph_replays_the_step_on_new_data(self):
         q, k, v = (draw(1, 5000, 4, 128, BF16) for _ in range(3))
-        out, lse = torch.empty_like(q), torch.empty(1, 4, 5000, device="cuda").transpose(1, 2)
+        out, lse = torch.empty_like(q), torch.empty(1, 4, 5000, device=DEVICE).transpose(1, 2)
         step = backend.prepare(q, k, v, Desc(branches=[(1024, 2), (0, 1)], causal=True), out, lse)
         backend.run(step)
         torch.cuda.synchronize()

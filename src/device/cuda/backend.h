@@ -1,8 +1,12 @@
 /* What libringattn_cuda.so offers to the library, which loads it on demand (loader.c). Nothing here needs CUDA's headers.
  * Functions return RA_OK, or a status while `error` says which call failed and why. Work is enqueued on `stream` (a
- * cudaStream_t; NULL: the default stream) of the current device. */
-#ifndef RA_KERNELS_CUDA_BACKEND_H
-#define RA_KERNELS_CUDA_BACKEND_H
+ * cudaStream_t; NULL: the default stream) of the current device; it neither waits nor allocates. Tensors are device memory,
+ * everything else host memory, which is read before a function returns.
+ *
+ * Another module may take its place: tests have one whose device is the CPU. What both sides take for granted about structs and
+ * functions is in layout.h, and a module that takes something else for granted is refused. */
+#ifndef RA_DEVICE_CUDA_BACKEND_H
+#define RA_DEVICE_CUDA_BACKEND_H
 
 #include "device/kernel.h"
 #include "ringattn_cuda.h"
@@ -11,16 +15,9 @@
 extern "C" {
 #endif
 
-#define RA_CUDA_BACKEND_VERSION 3
-
 typedef struct ra_cuda_error {
     char text[256];
 } ra_cuda_error;
-
-RA_API int ra_cuda_backend_version(void);
-
-/* RA_OK when the current device can run the kernels; RA_NOT_AVAILABLE says why not. device may be NULL. */
-RA_API ra_status ra_cuda_backend_probe(ra_cuda_device *device, ra_cuda_error *error);
 
 /* The kernels, as --kernel and reports name them. */
 #define RA_CUDA_ANY NULL      /* the fastest that takes the step */
@@ -28,35 +25,40 @@ RA_API ra_status ra_cuda_backend_probe(ra_cuda_device *device, ra_cuda_error *er
 #define RA_CUDA_SM80 "sm80"   /* the general ones: float32 too, any strides */
 #define RA_CUDA_F32 "f32"     /* the one of them for float32; not to be asked for */
 
-/* NULL if the wanted kernel computes this problem on the current device, else why not. */
-RA_API const char *ra_cuda_backend_unsupported(const ra_problem *problem, const char *wanted);
+/* The functions, each ra_cuda_backend_<name> in the module. One list for how they are declared, loaded and compared. */
+/* clang-format off */
+#define RA_CUDA_FUNCTIONS(X)                                                                                                   \
+    /* The facts of layout.h, as the module was compiled: at most `capacity` bytes with the final 0. Returns their length. */  \
+    X(int64_t, layout, (char *text, int64_t capacity))                                                                         \
+    /* RA_OK when the current device can run the kernels; RA_NOT_AVAILABLE says why not. device may be NULL. */                \
+    X(ra_status, probe, (ra_cuda_device *device, ra_cuda_error *error))                                                        \
+    /* NULL if the wanted kernel computes this problem on the current device, else why not. */                                 \
+    X(const char *, unsupported, (const ra_problem *problem, const char *wanted))                                              \
+    /* Device bytes of a step's scratch. */                                                                                    \
+    X(int64_t, scratch, (const ra_problem *problem))                                                                           \
+    /* One step. When `single`, forward fills the rows that no item meets too: out = 0, lse = -inf. RA_NOT_AVAILABLE: the */   \
+    /* wanted kernel does not take the step. *path, if not NULL, is set to the name of the kernel that ran (static). */        \
+    X(ra_status, forward, (const ra_forward_step *step, const char *wanted, const char **path, ra_cuda_error *error))          \
+    /* ra_rows_fill, unless single, and ra_rows_finish of device/rows.h. */                                                    \
+    X(ra_status, fill, (const ra_forward_step *step, ra_cuda_error *error))                                                    \
+    X(ra_status, finish, (const ra_forward_step *step, ra_cuda_error *error))                                                  \
+    /* Device memory; may be called while a stream is being captured. */                                                       \
+    X(ra_status, alloc, (int64_t bytes, void **memory, ra_cuda_error *error))                                                  \
+    X(void, free, (void *memory))                                                                                              \
+    /* Is the stream being captured into a graph? */                                                                           \
+    X(bool, capturing, (void *stream))                                                                                         \
+    /* Either end may be host memory; pageable host memory makes it wait. */                                                   \
+    X(ra_status, copy, (void *to, const void *from, int64_t bytes, void *stream, ra_cuda_error *error))                        \
+    X(ra_status, synchronize, (void *stream, ra_cuda_error *error))                                                            \
+    /* A moment on the stream; *event is made when NULL. Seconds between two moments; waits for the second. */                 \
+    X(ra_status, mark, (void *stream, void **event, ra_cuda_error *error))                                                     \
+    X(ra_status, between, (void *start, void *end, double *seconds, ra_cuda_error *error))                                     \
+    X(void, forget, (void *event))
+/* clang-format on */
 
-/* Device bytes that ra_forward_step.scratch points to; without, tiles are dealt round robin, which balances less well. */
-#define RA_CUDA_SCRATCH 256
-
-/* Enqueues one forward step. All tensors are device memory; items, problem and key ranges are host memory and are read before
- * it returns. When `single`, rows that no item meets are filled too: out = 0, lse = -inf. RA_NOT_AVAILABLE: the wanted kernel
- * does not take the step. *path, if not NULL, is set to the name of the kernel that ran (static). */
-RA_API ra_status ra_cuda_backend_forward(const ra_forward_step *step, const char *wanted, const char **path,
-                                         ra_cuda_error *error);
-/* ra_rows_fill and ra_rows_finish of device/rows.h, on the device. */
-RA_API ra_status ra_cuda_backend_fill(const ra_problem *problem, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc,
-                                      ra_tensor m, ra_tensor l, void *stream, ra_cuda_error *error);
-RA_API ra_status ra_cuda_backend_finish(const ra_problem *problem, ra_tensor acc, ra_tensor m, ra_tensor l, ra_tensor out,
-                                        ra_tensor lse, void *stream, ra_cuda_error *error);
-
-/* Device memory; may be called while a stream is being captured. */
-RA_API ra_status ra_cuda_backend_alloc(int64_t bytes, void **memory, ra_cuda_error *error);
-RA_API void ra_cuda_backend_free(void *memory);
-/* Is the stream being captured into a graph? */
-RA_API bool ra_cuda_backend_capturing(void *stream);
-/* Either end may be host memory; pageable host memory makes it wait. */
-RA_API ra_status ra_cuda_backend_copy(void *to, const void *from, int64_t bytes, void *stream, ra_cuda_error *error);
-RA_API ra_status ra_cuda_backend_synchronize(void *stream, ra_cuda_error *error);
-/* A moment on the stream; *event is made when NULL. Seconds between two moments; waits for the second. */
-RA_API ra_status ra_cuda_backend_mark(void *stream, void **event, ra_cuda_error *error);
-RA_API ra_status ra_cuda_backend_between(void *start, void *end, double *seconds, ra_cuda_error *error);
-RA_API void ra_cuda_backend_forget(void *event);
+#define X(result, name, arguments) RA_API result ra_cuda_backend_##name arguments;
+RA_CUDA_FUNCTIONS(X)
+#undef X
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,6 @@
 /* The device itself: is there one, memory, copies, time. */
 #include "launch.cuh"
+#include "layout.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -11,7 +12,7 @@ ra_status ra::cuda_failed(ra_cuda_error *error, const char *call, cudaError_t co
     return code == cudaErrorMemoryAllocation ? RA_NOMEM : RA_DEVICE;
 }
 
-extern "C" int ra_cuda_backend_version(void) { return RA_CUDA_BACKEND_VERSION; }
+extern "C" int64_t ra_cuda_backend_layout(char *text, int64_t capacity) { return ra_layout_text(text, capacity); }
 
 extern "C" ra_status ra_cuda_backend_probe(ra_cuda_device *device, ra_cuda_error *error) {
     int count = 0, id = 0;

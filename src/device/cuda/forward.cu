@@ -202,6 +202,9 @@ static ra_status choose_way(const ra_forward_step *step, const char *wanted, con
 
 /* ------------------------------------------------------------------------------------------------------------- launches */
 
+/* A step's scratch: Job.counter and Job.done. Without it tiles are dealt round robin, which balances less well. */
+enum { COUNTERS = 1 + JOB_ITEMS };
+
 /* Does an item of the job wait for another? */
 static bool job_waits(const Job &job) {
     uint32_t after = 0;
@@ -222,9 +225,7 @@ static ra_status launch(const ra_forward_step *step, const Way &way, const Devic
     job->counter = persists || waits ? scratch : nullptr;
     job->done = waits ? scratch + 1 : nullptr;
     if (job->counter) {
-        const size_t words = 1 + (waits ? JOB_ITEMS : 0);
-        static_assert((1 + JOB_ITEMS) * sizeof(uint32_t) <= RA_CUDA_SCRATCH, "the counters must fit");
-        RA_CUDA_TRY(error, cudaMemsetAsync(scratch, 0, words * sizeof(uint32_t), stream));
+        RA_CUDA_TRY(error, cudaMemsetAsync(scratch, 0, (waits ? COUNTERS : 1) * sizeof(uint32_t), stream));
     }
     FewTmaJob some;
     if (few) {
@@ -320,6 +321,11 @@ extern "C" ra_status ra_cuda_backend_forward(const ra_forward_step *step, const 
     }
     if (step->problem->rows_q == 0 || step->problem->batch == 0) return RA_OK;
     return ra::run(step, wanted, path, error);
+}
+
+extern "C" int64_t ra_cuda_backend_scratch(const ra_problem *problem) {
+    (void)problem;
+    return ra::COUNTERS * (int64_t)sizeof(uint32_t);
 }
 
 extern "C" const char *ra_cuda_backend_unsupported(const ra_problem *p, const char *wanted) {

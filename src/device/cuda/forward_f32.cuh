@@ -146,7 +146,7 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, 1) forward_f32(
         const int64_t row = work.q_row + (valid ? a : 0) * item.q.row_step;
 #pragma unroll
         for (int i = 8; i; i /= 2) l[r] += __shfl_xor_sync(~0u, l[r], i);
-        Fold f = {0.f, l[r] == 0.f ? 0.f : 1.f / l[r]};
+        Fold f = {0.f, l[r] == 0.f ? 0.f : 1.f / l[r], true};
         float *to = row_pointer<float>(job.single ? job.out : job.acc, work.batch, row, work.head);
         float *state_m = nullptr, *state_l = nullptr;
         if (!job.single) {
@@ -159,7 +159,7 @@ template <class S> __global__ void __launch_bounds__(S::THREADS, 1) forward_f32(
 #pragma unroll
         for (int i = 0; i < COLUMNS * 4; i++) {
             const int d = i / 4 * 64 + tx * 4 + i % 4;
-            if (d < job.head_dim) to[d] = job.single ? o[r][i] * f.fresh : to[d] * f.stored + o[r][i] * f.fresh;
+            if (d < job.head_dim) to[d] = job.single ? o[r][i] * f.fresh : f.sum(to[d], o[r][i]);
         }
         if (tx == 0 && !job.single) *state_m = m[r], *state_l = l[r];
         if (tx == 0 && job.single && job.lse.data)

@@ -179,7 +179,14 @@ __global__ void __launch_bounds__(S::THREADS) forward_sm80(const __grid_constant
             l[t][r] += __shfl_xor_sync(~0u, l[t][r], 2);
         }
         const int first = warp_row + t * 16, row = first + lane / 4;
-        if (__any_sync(~0u, masked) && __any_sync(~0u, doubt != 0.f)) {
+        bool beyond = false;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            int lo, hi;
+            row_interval(job, work, min(row + 8 * r, item.q.count - 1), &lo, &hi);
+            beyond = beyond || outgrows_log2(base[t][r], l[t][r], lo < hi);
+        }
+        if (__any_sync(~0u, beyond) || (__any_sync(~0u, masked) && __any_sync(~0u, doubt != 0.f))) {
             recompute_rows<T>(job, work, first, 16);
         } else {
             scale_kept(job, o[t]);

@@ -10,32 +10,44 @@
 
 #include "core/folder.h"
 #include "core/status.h"
-#include "device/cuda/backend.h"
+#include "device/cuda/layout.h"
 
 #ifndef RA_MODULE_DIR
 #define RA_MODULE_DIR "/usr/local/lib/ringattn"
 #endif
 
-/* One list of the backend's functions: how they are kept and how they are found. */
-/* clang-format off */
-#define FUNCTIONS(X) \
-    X(version) X(probe) X(unsupported) X(forward) X(fill) X(finish) X(alloc) X(free) X(capturing) X(copy) X(synchronize) \
-    X(mark) X(between) X(forget)
-/* clang-format on */
-
 static struct {
-#define X(name) __typeof__(&ra_cuda_backend_##name) name;
-    FUNCTIONS(X)
+#define X(result, name, arguments) result(*name) arguments;
+    RA_CUDA_FUNCTIONS(X)
 #undef X
 } backend;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static bool loaded;
-static char missing[PATH_MAX + 256]; /* why it is not loaded */
+static char missing[PATH_MAX + 1024]; /* why it is not loaded */
 static _Thread_local const char *last_path = "";
 static _Thread_local ra_cuda_error failure;
 
 /* --------------------------------------------------------------------------------------------------------------- loading */
+
+/* Was the module compiled with what this library was compiled with? If not, `missing` names the first line that differs. */
+static bool same_layout(const char *path) {
+    char ours[RA_LAYOUT_TEXT], theirs[RA_LAYOUT_TEXT] = "";
+    ra_layout_text(ours, sizeof ours);
+    backend.layout(theirs, sizeof theirs);
+    const char *a = ours, *b = theirs;
+    while (*a || *b) {
+        const int length = (int)strcspn(a, "\n"), other = (int)strcspn(b, "\n");
+        if (length != other || memcmp(a, b, (size_t)length) != 0) {
+            snprintf(missing, sizeof missing, "%s belongs to another version of ringattn: \"%.*s\" there, \"%.*s\" here", path,
+                     other, b, length, a);
+            return false;
+        }
+        a += length + (a[length] == '\n');
+        b += other + (b[other] == '\n');
+    }
+    return true;
+}
 
 static bool load_from(const char *directory, const char *below) {
     char path[PATH_MAX];
@@ -48,15 +60,14 @@ static bool load_from(const char *directory, const char *below) {
         snprintf(missing, sizeof missing, "%s", dlerror());
         return false;
     }
-#define X(name) *(void **)&backend.name = dlsym(object, "ra_cuda_backend_" #name);
-    FUNCTIONS(X)
+    const char *lacks = NULL;
+#define X(result, name, arguments)                                                                                             \
+    *(void **)&backend.name = dlsym(object, "ra_cuda_backend_" #name);                                                         \
+    if (!backend.name && !lacks) lacks = #name;
+    RA_CUDA_FUNCTIONS(X)
 #undef X
-    loaded = true;
-#define X(name) loaded = loaded && backend.name;
-    FUNCTIONS(X)
-#undef X
-    loaded = loaded && backend.version() == RA_CUDA_BACKEND_VERSION;
-    if (!loaded) snprintf(missing, sizeof missing, "%s belongs to another version of ringattn", path);
+    if (lacks) snprintf(missing, sizeof missing, "%s belongs to another version of ringattn: it has no %s", path, lacks);
+    loaded = !lacks && same_layout(path);
     return loaded;
 }
 
@@ -92,9 +103,8 @@ static const char *unavailable(void) {
 }
 
 static int64_t scratch(const ra_problem *problem, int workers) {
-    (void)problem;
     (void)workers;
-    return RA_CUDA_SCRATCH;
+    return loaded ? backend.scratch(problem) : 0;
 }
 
 static bool capturing(void *stream) { return loaded && backend.capturing(stream); }
@@ -105,12 +115,14 @@ static ra_status backward(const ra_backward_step *step) {
 }
 
 /* When `single`, forward fills the rows that no item meets. */
-static ra_status fill(const ra_forward_step *s) {
-    return s->single ? RA_OK : ra_cuda_rows_fill(s->problem, false, s->out, s->lse, s->acc, s->m, s->l, s->stream);
+static ra_status fill(const ra_forward_step *step) {
+    RA_TRY(need());
+    return step->single ? RA_OK : told(backend.fill(step, &failure));
 }
 
-static ra_status finish(const ra_forward_step *s) {
-    return ra_cuda_rows_finish(s->problem, s->acc, s->m, s->l, s->out, s->lse, s->stream);
+static ra_status finish(const ra_forward_step *step) {
+    RA_TRY(need());
+    return told(backend.finish(step, &failure));
 }
 
 static void *device_alloc(int64_t bytes) {
@@ -156,18 +168,6 @@ static ra_status forward(const ra_forward_step *step, const char *wanted) {
 CUDA_KERNEL(cuda, RA_CUDA_ANY)
 CUDA_KERNEL(sm90a, RA_CUDA_SM90A)
 CUDA_KERNEL(sm80, RA_CUDA_SM80)
-
-ra_status ra_cuda_rows_fill(const ra_problem *problem, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc, ra_tensor m,
-                            ra_tensor l, void *stream) {
-    RA_TRY(need());
-    return told(backend.fill(problem, single, out, lse, acc, m, l, stream, &failure));
-}
-
-ra_status ra_cuda_rows_finish(const ra_problem *problem, ra_tensor acc, ra_tensor m, ra_tensor l, ra_tensor out, ra_tensor lse,
-                              void *stream) {
-    RA_TRY(need());
-    return told(backend.finish(problem, acc, m, l, out, lse, stream, &failure));
-}
 
 /* ---------------------------------------------------------------------------------------------------------------- public */
 

@@ -11,10 +11,4 @@ extern const ra_kernel ra_kernel_cuda;  /* whichever of the others is the fastes
 extern const ra_kernel ra_kernel_sm90a; /* Hopper's */
 extern const ra_kernel ra_kernel_sm80;  /* the general ones */
 
-/* ra_rows_fill and ra_rows_finish (device/rows.h) on the device. */
-ra_status ra_cuda_rows_fill(const ra_problem *problem, bool single, ra_tensor out, ra_tensor lse, ra_tensor acc, ra_tensor m,
-                            ra_tensor l, void *stream);
-ra_status ra_cuda_rows_finish(const ra_problem *problem, ra_tensor acc, ra_tensor m, ra_tensor l, ra_tensor out, ra_tensor lse,
-                              void *stream);
-
 #endif

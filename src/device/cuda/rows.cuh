@@ -24,13 +24,23 @@ template <typename T> __device__ __forceinline__ T *row_pointer(const ra_tensor 
 /* (m, l) of a row joined with its stored state; returns the factors of the stored and of the new sum. m in natural units. */
 struct Fold {
     float stored, fresh;
+    bool empty; /* nothing is stored, and in its place there may be anything */
+    __device__ __forceinline__ float sum(float stored_sum, float fresh_sum) const {
+        return (empty ? 0.f : stored_sum * stored) + fresh_sum * fresh;
+    }
 };
 __device__ __forceinline__ Fold fold_state(float stored_m, float stored_l, float *m, float *l) {
     float top = fmaxf(stored_m, *m), base = top == -INFINITY ? 0.f : top;
-    Fold f = {expf(stored_m - base), expf(*m - base)};
+    Fold f = {expf(stored_m - base), expf(*m - base), stored_m == -INFINITY && stored_l == 0.f};
     *l = stored_l * f.stored + *l * f.fresh;
     *m = top;
     return f;
+}
+
+/* Are a row's scores beyond what weights relative to `base` (in units of log2) can show? A base rounds, from 2^25 on by more than
+ * 1, and it is infinite for the largest scores that are not; the row is recomputed in natural units, then. */
+__device__ __forceinline__ bool outgrows_log2(float base, float l, bool has_keys) {
+    return base > 33554432.f || (base < -33554432.f && base != -INFINITY) || (l == 0.f && has_keys);
 }
 
 __device__ __forceinline__ float lse_of(float m, float l) { return l == 0.f ? -INFINITY : m + logf(l); }
@@ -142,7 +152,7 @@ template <typename T> __device__ __forceinline__ void recompute_row(const Job &j
         __syncwarp();
 #pragma unroll
         for (int i = 0; i < 8; i++)
-            if (lane + 32 * i < dim) acc[lane + 32 * i] = acc[lane + 32 * i] * f.stored + o[i] * f.fresh;
+            if (lane + 32 * i < dim) acc[lane + 32 * i] = f.sum(acc[lane + 32 * i], o[i]);
         if (lane == 0) *state_m = m, *state_l = l;
     }
 }
@@ -255,13 +265,13 @@ __device__ __forceinline__ void fold_rows(const Job &job, const Work &work, int 
             if constexpr (Vectors) {
                 if (d < job.head_dim) {
                     float2 *to = reinterpret_cast<float2 *>(acc + d), x = *to;
-                    x.x = x.x * f.stored + o[g * 4 + 2 * r] * f.fresh;
-                    x.y = x.y * f.stored + o[g * 4 + 2 * r + 1] * f.fresh;
+                    x.x = f.sum(x.x, o[g * 4 + 2 * r]);
+                    x.y = f.sum(x.y, o[g * 4 + 2 * r + 1]);
                     *to = x;
                 }
             } else {
-                if (d < job.head_dim) acc[d] = acc[d] * f.stored + o[g * 4 + 2 * r] * f.fresh;
-                if (d + 1 < job.head_dim) acc[d + 1] = acc[d + 1] * f.stored + o[g * 4 + 2 * r + 1] * f.fresh;
+                if (d < job.head_dim) acc[d] = f.sum(acc[d], o[g * 4 + 2 * r]);
+                if (d + 1 < job.head_dim) acc[d + 1] = f.sum(acc[d + 1], o[g * 4 + 2 * r + 1]);
             }
         }
         if (quad == 0) *state_m = m, *state_l = sum;

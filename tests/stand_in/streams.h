@@ -1,0 +1,12 @@
+/* Streams that are threads: work is done in order, each piece after a random wait, so that a result which is read too early is
+ * wrong. */
+#ifndef RA_TESTS_STAND_IN_STREAMS_H
+#define RA_TESTS_STAND_IN_STREAMS_H
+
+/* Runs work(arg) on the thread of a stream, after all that was enqueued there before. `stream` is any address; NULL has a
+ * thread, too. Returns a ticket. */
+long stream_enqueue(void *stream, void (*work)(void *arg), void *arg);
+/* Waits until a ticket of a stream is done; 0: all that was enqueued on it. */
+void stream_wait(void *stream, long ticket);
+
+#endif
