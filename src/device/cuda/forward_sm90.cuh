@@ -262,6 +262,9 @@ __device__ __forceinline__ void consume(const TmaItem *items, const Job &job, un
             softmax.l[r] += __shfl_xor_sync(~0u, softmax.l[r], 1);
             softmax.l[r] += __shfl_xor_sync(~0u, softmax.l[r], 2);
         }
+        const int2 keys[2] = {share.range[lane() / 4], share.range[lane() / 4 + 8]};
+        const bool beyond = outgrows_log2(softmax.base[0], softmax.l[0], keys[0].x < keys[0].y) ||
+                            outgrows_log2(softmax.base[1], softmax.l[1], keys[1].x < keys[1].y);
         T *to = nullptr; /* where the thread's first row goes */
         if (job.single) {
             if (!S::THROUGH) to = out_row<T>(job, work(), row());
@@ -281,7 +284,7 @@ __device__ __forceinline__ void consume(const TmaItem *items, const Job &job, un
 #pragma unroll
             for (int i = 0; i < D / 2; i++) doubt[i & 3] = fmaf(o[i], 0.f, doubt[i & 3]);
         }
-        if (__any_sync(~0u, doubt[0] + doubt[1] + doubt[2] + doubt[3] != 0.f)) {
+        if (__any_sync(~0u, beyond || doubt[0] + doubt[1] + doubt[2] + doubt[3] != 0.f)) {
             recompute_rows<T>(job, work(), work().row + warp_row(works()), 16);
         } else {
             if constexpr (S::DROPS) scale_kept(job, o);
