@@ -37,8 +37,8 @@ __device__ __forceinline__ Fold fold_state(float stored_m, float stored_l, float
     return f;
 }
 
-/* Are a row's scores beyond what weights relative to `base` (in units of log2) can show? A base rounds, from 2^25 on by more than
- * 1, and it is infinite for the largest scores that are not; the row is recomputed in natural units, then. */
+/* Are a row's scores beyond what weights relative to `base` (in units of log2) can show? A base rounds, from 2^25 on by more
+ * than 1, and for the largest finite scores it is infinite. The row is recomputed in natural units, then. */
 __device__ __forceinline__ bool outgrows_log2(float base, float l, bool has_keys) {
     return base > 33554432.f || (base < -33554432.f && base != -INFINITY) || (l == 0.f && has_keys);
 }
