@@ -64,15 +64,17 @@ def send_and_receive_(
 ) -> torch.Tensor:
     """Sends x to one rank while a tensor of another rank arrives in receive_buffer, which is returned.
 
-    Both are started before either is waited for, so a ring of ranks that all call this cannot block itself. The buffer must not
-    share memory with x. A rank that sends to itself copies.
+    Both are started before either is waited for, so a ring of ranks that all call this cannot block itself. The buffer has the
+    shape of what arrives, which need not be that of x, and must not share memory with x. A rank that sends to itself copies.
 
     >>> import torch
     >>> from ringattn import send_and_receive_
     >>> send_and_receive_(torch.ones(3), torch.empty(3), 0, 0)
     tensor([1., 1., 1.])
     """
-    if x.shape != receive_buffer.shape or x.dtype != receive_buffer.dtype:
+    me = _rank(None, group)
+    to_itself = send_to_rank == me and receive_from_rank == me
+    if x.dtype != receive_buffer.dtype or (to_itself and x.shape != receive_buffer.shape):
         raise ValueError(
             f"x is {tuple(x.shape)} {x.dtype} and receive_buffer {tuple(receive_buffer.shape)} {receive_buffer.dtype}"
         )
@@ -80,15 +82,14 @@ def send_and_receive_(
         raise ValueError("receive_buffer shares memory with x: what is being sent would be overwritten")
     if not receive_buffer.is_contiguous():
         raise ValueError("receive_buffer must be contiguous")
-    me = _rank(None, group)
-    if send_to_rank == me and receive_from_rank == me:
+    if to_itself:
         return receive_buffer.copy_(x)
-    sent = x.detach().contiguous()
-    operations = [
-        dist.P2POp(dist.isend, sent, _global(send_to_rank, group), group),
-        dist.P2POp(dist.irecv, receive_buffer, _global(receive_from_rank, group), group),
-    ]
-    for request in dist.batch_isend_irecv(operations):
+    operations = []  # a shard without rows is no message
+    if x.numel():
+        operations.append(dist.P2POp(dist.isend, x.detach().contiguous(), _global(send_to_rank, group), group))
+    if receive_buffer.numel():
+        operations.append(dist.P2POp(dist.irecv, receive_buffer, _global(receive_from_rank, group), group))
+    for request in dist.batch_isend_irecv(operations) if operations else ():
         request.wait()
     return receive_buffer
 
@@ -98,12 +99,12 @@ class _Pass(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, num: int, size: int, group: Any) -> torch.Tensor:
-        ctx.num, ctx.size, ctx.group = num, size, group
-        return _pass(x, num, size, group)
+        ctx.num, ctx.size, ctx.group, ctx.shape = num, size, group, x.shape
+        return _pass(x, _arriving_shape(x, num, size, group), num, size, group)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return _pass(gradient, -ctx.num, ctx.size, ctx.group), None, None, None
+        return _pass(gradient, ctx.shape, -ctx.num, ctx.size, ctx.group), None, None, None
 
 
 def _apply(function: Any, *arguments: Any) -> torch.Tensor:
@@ -111,15 +112,32 @@ def _apply(function: Any, *arguments: Any) -> torch.Tensor:
     return result
 
 
-def _pass(x: torch.Tensor, num: int, size: int, group: Any) -> torch.Tensor:
-    x = x.contiguous()
+def _pass(x: torch.Tensor, arriving: Sequence[int], num: int, size: int, group: Any) -> torch.Tensor:
     return send_and_receive_(
-        x, torch.empty_like(x), circular_rank_right(None, size, num, group), circular_rank_left(None, size, num, group), group
+        x,
+        x.new_empty(tuple(arriving)),
+        circular_rank_right(None, size, num, group),
+        circular_rank_left(None, size, num, group),
+        group,
     )
 
 
+_MOST_DIMENSIONS = 16
+
+
+def _arriving_shape(x: torch.Tensor, num: int, size: int, group: Any) -> list[int]:
+    """The shape of what comes from the left: shards need not be equally long."""
+    if x.dim() > _MOST_DIMENSIONS:
+        raise ValueError(f"x has {x.dim()} dimensions; at most {_MOST_DIMENSIONS} are supported")
+    mine = [x.dim(), *x.shape] + [0] * (_MOST_DIMENSIONS - x.dim())
+    header = torch.tensor(mine, device=x.device)  # nccl knows no other device
+    dims, *shape = _pass(header, header.shape, num, size, group).tolist()
+    return shape[:dims]
+
+
 def ring_pass(x: torch.Tensor, num: int = 1, ring_size: Optional[int] = None, group: Any = None) -> torch.Tensor:
-    """Passes x to the rank ``num`` places to the right; returns what came from the left. Shapes must be equal on all ranks.
+    """Passes x to the rank ``num`` places to the right; returns what came from the left, whatever its shape. All ranks have the
+    same dtype.
 
     Differentiable: gradients go the other way round.
 
@@ -150,7 +168,8 @@ class RingInfo(NamedTuple):
 def all_ring_pass(
     *tensors: torch.Tensor, ring_size: Optional[int] = None, max_iters: Optional[int] = None, group: Any = None
 ) -> Iterator[tuple[RingInfo, tuple[torch.Tensor, ...]]]:
-    """Yields every rank's tensors in turn, this rank's own first, then its left neighbour's and so on round the ring.
+    """Yields every rank's tensors in turn, this rank's own first, then its left neighbour's and so on round the ring. Shapes
+    may differ, as those of ``split_by_rank`` do where the ranks do not divide the rows.
 
     Every rank must go through the whole iteration (or stop after the same ``max_iters``).
 
