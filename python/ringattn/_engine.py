@@ -37,12 +37,14 @@ class Communicator:
         self._timeout = 0.0
         self._plan = 0
         self._plan_key: Any = None
+        self._reused = 0  # passes that the plan at hand served, of which the library's cache never heard
         self._arguments = ctypes.create_string_buffer(max(_FORWARD.size, _BACKWARD.size))
         self._address = ctypes.addressof(self._arguments)
 
     def plan(self, problem: Problem, seed: int, ranges: Ranges, key: Any) -> int:
         """The plan of ``key``, which is (problem, seed, ranges)."""
         if self._plan and key == self._plan_key:
+            self._reused += 1
             return self._plan
         self._drop_plan()
         self.set_timeout(problem.options.timeout)
@@ -134,6 +136,7 @@ class Communicator:
         else:
             _lib.check(lib.ra_comm_stats(self.handle, found))
         result.update({field[0]: getattr(found, field[0]) for field in Stats._fields_ if field[0] != "struct_size"})
+        result["cache_hits"] += self._reused
         return result
 
     def stats_list(self) -> list[dict[str, Any]]:
@@ -209,8 +212,9 @@ def stats() -> dict[str, Any]:
     """Numbers of this thread's latest call, and of the buffers and plans kept for the next one.
 
     ``steps``, ``bytes_sent``, ``bytes_received``, ``compute_seconds`` and ``wait_seconds`` are those of the latest forward or
-    backward pass on this rank; ``pool_*`` and ``cache_*`` count since the communicator was made. With in-process ranks the list
-    ``ranks`` holds one such dictionary each, and the values beside it are their sums (for seconds: the largest).
+    backward pass on this rank; ``pool_*`` and ``cache_*`` count since the communicator was made, ``cache_hits`` every pass
+    whose plan was made before. With in-process ranks the list ``ranks`` holds one such dictionary each, and the values beside it are
+    their sums (for seconds: the largest).
 
     >>> import numpy as np, ringattn
     >>> x = np.ones((1, 8, 2, 4), np.float32)
