@@ -339,11 +339,11 @@ def _warn_of_holes(problem: Problem) -> None:
             f"{about}{100 * holes / rows:.1f}% of the query rows (over all heads) have no key in this pattern and come out as "
             f"zero{hint}",
             HolesWarning,
-            stacklevel=_callers_level(),
+            stacklevel=callers_level(),
         )
 
 
-def _callers_level() -> int:
+def callers_level() -> int:
     """How many frames above the caller of this function the code of this package, and of torch around it, ends."""
     torch = sys.modules.get("torch")
     inside = (_HERE, os.path.dirname(torch.__file__)) if torch is not None and torch.__file__ else (_HERE,)

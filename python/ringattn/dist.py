@@ -31,6 +31,7 @@ from ._transports import GlooMailbox, MpiMailbox
 # What every rank tells every other before a call, and the same length for a rank that only says why it does not take part.
 _RECORD = struct.Struct("<?qqQ16s")  # taking part, query rows, key rows, seed, digest
 _RECORD_BYTES = 512
+PROCESSES = ("dist:", "mpi:")  # how the keys of groups of processes begin
 _AGREED = Settings._fields.index("threads")  # settings from here on are each rank's own
 
 

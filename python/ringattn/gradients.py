@@ -65,7 +65,7 @@ def sync_gradients(module: Any, group: Any) -> None:
     if not isinstance(where, _dist.Processes):
         return
     try:
-        if isinstance(module, nn.Module) and _inputs_are_full(module):
+        if isinstance(module, nn.Module) and inputs_are_full(module):
             return
         gradients = _gradients(module, where)
     except ValueError as error:
@@ -82,8 +82,8 @@ def sync_gradients(module: Any, group: Any) -> None:
     _mark(gradients)
 
 
-def _inputs_are_full(module: nn.Module) -> bool:
-    kinds = {getattr(part, "inputs", "shard") for part in module.modules() if isinstance(part, RingDilatedAttention)}
+def inputs_are_full(module: nn.Module) -> bool:
+    kinds = {part.inputs for part in module.modules() if isinstance(part, RingDilatedAttention)}
     if kinds == {"full", "shard"}:
         raise ValueError(
             'some attention modules have inputs="full" and others inputs="shard": the gradients of the first are whole, those of the '

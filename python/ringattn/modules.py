@@ -9,22 +9,30 @@ from typing import Any, Optional, Sequence
 import torch
 from torch import nn
 
-from . import _config, _lib
+from . import _config
 from . import dist as _dist
-from .torch import DTYPES, attention
+from ._alike import require_alike, warn_if_alike
+from .sharding import shard, unshard
+from .torch import DTYPES, attention, key_of
 
-_RECOMMENDED = {
-    "cpu": DTYPES[_lib.lib.ra_recommended_dtype(_lib.CPU)],
-    "cuda": DTYPES[_lib.lib.ra_recommended_dtype(_lib.CUDA)],
-}
+_INPUTS = ("shard", "full")
+
+
+def _count(ring_size: Any) -> int:
+    if isinstance(ring_size, bool) or operator.index(ring_size) < 1:
+        raise ValueError(f"ring_size is {ring_size!r}; it must be a number of ranks")
+    return operator.index(ring_size)
+
+
+def _started() -> bool:
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _group_for(group: Any, ring_size: Optional[int]) -> Any:
     """The group of a module: as given, or ``ring_size`` ranks, those of torch.distributed where it runs with as many."""
     if ring_size is None:
         return group
-    if isinstance(ring_size, bool) or operator.index(ring_size) < 1:
-        raise ValueError(f"ring_size is {ring_size!r}; it must be a number of ranks")
+    ring_size = _count(ring_size)
     if group is not None:
         ranks = _dist.size_of(group)
         if ranks != ring_size:
@@ -32,7 +40,7 @@ def _group_for(group: Any, ring_size: Optional[int]) -> Any:
         return group
     if ring_size == 1:
         return None
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if _started():
         world = torch.distributed.get_world_size()
         if world != ring_size:
             raise ValueError(
@@ -40,7 +48,15 @@ def _group_for(group: Any, ring_size: Optional[int]) -> Any:
                 f"group={ring_size} for ranks inside this process"
             )
         return torch.distributed.group.WORLD
-    return operator.index(ring_size)
+    return ring_size
+
+
+def _outside_graphs() -> Any:
+    """``_attend_whole`` as torch.compile leaves it alone: the ranks talk to each other in there, which no graph holds."""
+    return torch.compiler.disable(RingDilatedAttention._attend_whole)
+
+
+_outside_graphs._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 class RingDilatedAttention(nn.Module):
@@ -50,16 +66,23 @@ class RingDilatedAttention(nn.Module):
         segment_lengths, dilation_rates: the branches; None for dense attention.
         dropout: of the attention weights, in training.
         ring_size: ranks. Without ``group``: the processes of torch.distributed where that runs with as many ranks (each brings
-            its own rows), else that many in-process ranks (whole tensors in, whole tensors out). None: what ``group`` says.
+            what ``inputs`` says), else that many in-process ranks (whole tensors in, whole tensors out). None: what ``group``
+            says; the presets then take all processes of torch.distributed, and this process alone where it is not started.
         device: inputs on another device raise; None for any.
-        dtype: what is computed in; inputs are converted, and the result converted back. None: the library's recommendation for
-            the device. float64 inputs, which serve for checking, stay float64 unless a dtype is given.
+        dtype: what is computed in; inputs are converted, and the result converted back. None: the type of the inputs.
         enable_memory_pool: False allocates afresh for each call.
         use_pattern_cache: False plans afresh for each call.
         use_flash_attention: False uses the scalar kernels.
         bucket_size: K/V rows that travel at once; None to choose.
-        query_placement, schedule: as in ``ringattn.attention``; None for what the preset says.
-        group, layout, combine, offset, dilate_queries, window, scale, threads, timeout: as in ``ringattn.attention``.
+        query_placement, schedule, dilate_queries: as in ``ringattn.attention``; None for what the preset says.
+        inputs: what a rank of a group of processes passes. ``"shard"``: its own rows (with replicated queries the whole query).
+            ``"full"``: the whole query, key and value, the same on every rank, and the whole result comes back; each rank is
+            taken to compute the same loss from it, so gradients are whole on every rank, too, and ``sync_gradients`` leaves
+            them alone. None for what the preset says: ``"full"`` for the presets, ``"shard"`` here.
+        group, layout, combine, offset, window, scale, threads, timeout: as in ``ringattn.attention``.
+
+    The first call on a group of processes compares digests of what the ranks pass: unequal tensors under ``"full"`` (and
+    unequal gradients of the result in the first backward pass) raise, equal ones under ``"shard"`` warn.
 
     >>> import torch, ringattn
     >>> module = ringattn.RingDilatedAttention([8, 16], [1, 2], dilate_queries=False, ring_size=4)
@@ -68,8 +91,12 @@ class RingDilatedAttention(nn.Module):
     torch.Size([1, 32, 4, 8])
     """
 
+    # What a preset says where the caller says nothing.
     preset_query_placement = "sharded"
     preset_schedule = "auto"
+    preset_dilate_queries = True
+    preset_inputs = "shard"
+    takes_all_processes = False  # without ring_size and group
 
     def __init__(
         self,
@@ -90,11 +117,12 @@ class RingDilatedAttention(nn.Module):
         schedule: Optional[str] = None,
         combine: str = "heads",
         offset: str = "branch",
-        dilate_queries: bool = True,
+        dilate_queries: Optional[bool] = None,
         window: Optional[tuple[int, int]] = None,
         scale: Optional[float] = None,
         threads: Optional[int] = None,
         timeout: Optional[float] = None,
+        inputs: Optional[str] = None,
     ):
         super().__init__()
         lengths, rates = _config.pattern(segment_lengths, dilation_rates)
@@ -109,11 +137,16 @@ class RingDilatedAttention(nn.Module):
         self.dtype = dtype
         self.enable_memory_pool, self.use_pattern_cache = bool(enable_memory_pool), bool(use_pattern_cache)
         self.use_flash_attention, self.bucket_size = bool(use_flash_attention), bucket_size
-        self.group = _group_for(group, ring_size)
+        self.group = self._group_for(group, ring_size)
+        self._all_processes = self.takes_all_processes and group is None and ring_size is None
+        self.inputs = self.preset_inputs if inputs is None else inputs
+        if self.inputs not in _INPUTS:
+            raise ValueError(f"inputs is {inputs!r}; it must be one of {', '.join(_INPUTS)}")
         self.layout = layout
         self.query_placement = self.preset_query_placement if query_placement is None else query_placement
         self.schedule = self.preset_schedule if schedule is None else schedule
-        self.combine, self.offset, self.dilate_queries = combine, offset, dilate_queries
+        self.combine, self.offset = combine, offset
+        self.dilate_queries = self.preset_dilate_queries if dilate_queries is None else dilate_queries
         self.window, self.scale, self.threads, self.timeout = window, scale, threads, timeout
         _config.make_options(self.settings(False))  # a wrong argument is found here, not in the first forward
 
@@ -140,6 +173,20 @@ class RingDilatedAttention(nn.Module):
             self.use_pattern_cache,
         )
 
+    _group_for = staticmethod(_group_for)
+
+    @property
+    def group(self) -> Any:
+        """The ranks, as in ``ringattn.attention``."""
+        if self._all_processes and _started() and torch.distributed.get_world_size() > 1:
+            return torch.distributed.group.WORLD
+        return self._group
+
+    @group.setter
+    def group(self, group: Any) -> None:
+        self._group, self._all_processes = group, False
+        self._compared = self._compared_gradient = False  # what the ranks pass
+
     @property
     def ring_size(self) -> int:
         """The number of ranks."""
@@ -147,14 +194,9 @@ class RingDilatedAttention(nn.Module):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> RingDilatedAttention:
         copied = memo[id(self)] = self.__class__.__new__(self.__class__)
-        memo[id(self.group)] = self.group  # the copy is on the same ranks
+        memo[id(self._group)] = self._group  # the copy is on the same ranks
         copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
         return copied
-
-    def _compute_dtype(self, query: torch.Tensor) -> torch.dtype:
-        if self.dtype is not None:
-            return self.dtype
-        return query.dtype if query.dtype == torch.float64 else _RECOMMENDED.get(query.device.type, query.dtype)
 
     def forward(
         self,
@@ -174,23 +216,103 @@ class RingDilatedAttention(nn.Module):
             query.device.type != self.device.type or self.device.index not in (None, query.device.index)
         ):
             raise ValueError(f"query is on {query.device} and the module on {self.device}")
-        given, dtype = query.dtype, self._compute_dtype(query)
-        tensors = query.to(dtype), key.to(dtype), value.to(dtype)
-        result = attention(*tensors, self.settings(is_causal), key_range, seed, self.group, return_lse)
+        if self.dtype is None:
+            return self.attend(query, key, value, is_causal, key_range, seed, return_lse)
+        given, dtype = query.dtype, self.dtype
+        result = self.attend(query.to(dtype), key.to(dtype), value.to(dtype), is_causal, key_range, seed, return_lse)
         if torch.is_autocast_enabled(query.device.type):
             return result
         return (result[0].to(given), result[1]) if return_lse else result.to(given)
+
+    def _runs_on(self) -> Any:
+        """The group that a call runs on."""
+        return self.group
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        is_causal: bool = False,
+        key_range: Any = None,
+        seed: Any = None,
+        return_lse: bool = False,
+    ) -> Any:
+        """``forward`` on tensors that are ready: of one type, on the module's device."""
+        group = self._runs_on()
+        if key_of(group).startswith(_dist.PROCESSES):
+            if self.inputs == "full":
+                whole = _outside_graphs() if torch.compiler.is_compiling() else RingDilatedAttention._attend_whole
+                return whole(self, query, key, value, is_causal, key_range, seed, return_lse)
+            if not self._compared and not torch.compiler.is_compiling():
+                rows = (key, value) if self.query_placement == "replicated" else (query, key, value)
+                warn_if_alike(_dist.resolve(group), *rows)
+                self._compared = True
+        return attention(query, key, value, self.settings(is_causal), key_range, seed, group, return_lse)
+
+    def _attend_whole(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        is_causal: bool,
+        key_range: Any,
+        seed: Any,
+        return_lse: bool,
+    ) -> Any:
+        """The whole tensors in, the whole result out, on a group of processes."""
+        layout, replicated = self.layout, self.query_placement == "replicated"
+        group = _dist.resolve(key_of(self.group))
+        if not self._compared:
+            require_alike(group, query=query, key=key, value=value)
+            self._compared = True
+        rows = query if replicated else shard(query, group, layout)
+        part = attention(
+            rows,
+            shard(key, group, layout),
+            shard(value, group, layout),
+            self.settings(is_causal),
+            key_range,
+            seed,
+            group,
+            return_lse,
+        )
+        out, lse = part if return_lse else (part, None)
+        if not replicated:
+            out, lse = unshard(out, group, layout), None if lse is None else unshard(lse, group, layout, 2)
+        if out.shape[1] != query.shape[1]:
+            raise ValueError(
+                f"query has {query.shape[1]} rows here and not on every rank; with inputs='full' every rank passes the same "
+                f"whole query"
+            )
+        if out.requires_grad and not self._compared_gradient:
+            out.register_hook(self._compare_gradient)
+        return (out, lse) if return_lse else out
+
+    def _compare_gradient(self, dout: torch.Tensor) -> None:
+        if not self._compared_gradient:
+            require_alike(_dist.resolve(self.group), dout=dout)
+            self._compared_gradient = True
 
     def extra_repr(self) -> str:
         ranks = "" if self.group is None else f", ring_size={self.ring_size}"
         return (
             f"segment_lengths={self.segment_lengths}, dilation_rates={self.dilation_rates}, dropout={self.dropout}{ranks}, "
             f"layout={self.layout}, query_placement={self.query_placement}, schedule={self.schedule}, combine={self.combine}, "
-            f"offset={self.offset}, dilate_queries={self.dilate_queries}"
+            f"offset={self.offset}, dilate_queries={self.dilate_queries}, inputs={self.inputs}"
         )
 
 
-class RingDilatedAttentionHybrid(RingDilatedAttention):
+class _Preset(RingDilatedAttention):
+    """What the presets share: every rank passes the whole tensors, all processes take part, and keys and values alone are
+    dilated."""
+
+    preset_inputs = "full"
+    preset_dilate_queries = False
+    takes_all_processes = True
+
+
+class RingDilatedAttentionHybrid(_Preset):
     """Ring passing with every feature: dilation on any number of ranks, buffer pool, plan cache, fast kernels.
 
     >>> import torch, ringattn
@@ -212,7 +334,7 @@ class RingDilatedAttentionV3(RingDilatedAttentionHybrid):
     """
 
 
-class RingDilatedAttentionV2Collective(RingDilatedAttention):
+class RingDilatedAttentionV2Collective(_Preset):
     """One exchange of what each rank needs, then one step: for short sequences.
 
     >>> import torch, ringattn
@@ -224,9 +346,10 @@ class RingDilatedAttentionV2Collective(RingDilatedAttention):
     preset_schedule = "gather"
 
 
-class RingDilatedAttentionV2(RingDilatedAttention):
-    """All queries on every rank, keys and values divided. On a group of processes query is whole, key and value are this rank's
-    rows.
+class RingDilatedAttentionV2(_Preset):
+    """All queries on every rank, keys and values divided. On a group of processes with ``inputs="shard"`` query is whole, key
+    and value are this rank's rows. In one process ``ring_size`` is a number of parts that keys and values come in, one after the
+    other, to one state: it changes neither the result nor the memory.
 
     >>> import torch, ringattn
     >>> x = torch.randn(1, 32, 4, 8)
@@ -236,15 +359,38 @@ class RingDilatedAttentionV2(RingDilatedAttention):
 
     preset_query_placement = "replicated"
 
+    def _runs_on(self) -> Any:
+        group = self.group
+        if self.query_placement == "replicated" and not key_of(group).startswith(_dist.PROCESSES):
+            return None  # one rank goes through keys and values tile by tile with one state, however many parts they have
+        return group
+
 
 class RingAttentionCorrect(RingDilatedAttentionV2):
-    """Replicated queries, dense by default; the number of ranks may also be given to each call.
+    """The loop of ``RingDilatedAttentionV2`` in this process alone, under torchrun too, dense by default. ``ring_size``, the
+    number of parts, may also be given to each call.
 
     >>> import torch, ringattn
     >>> x = torch.randn(1, 32, 4, 8)
     >>> ringattn.RingAttentionCorrect()(x, x, x, ring_size=4).shape
     torch.Size([1, 32, 4, 8])
     """
+
+    @staticmethod
+    def _group_for(group: Any, ring_size: Optional[int]) -> Any:
+        if _dist.place_of(group) is not None:
+            raise ValueError(
+                "group holds other processes, and RingAttentionCorrect never talks to them; RingDilatedAttentionV2 does"
+            )
+        return group if ring_size is None else _count(ring_size)
+
+    def __init__(self, *arguments: Any, **options: Any):
+        super().__init__(*arguments, **options)
+        if self.inputs == "shard":
+            raise ValueError("inputs must be full: RingAttentionCorrect talks to no other process, so it needs whole tensors")
+
+    def _runs_on(self) -> Any:
+        return None
 
     def forward(  # type: ignore[override]
         self,
@@ -255,10 +401,6 @@ class RingAttentionCorrect(RingDilatedAttentionV2):
         is_causal: bool = False,
         **kwargs: Any,
     ) -> Any:
-        if ring_size is None:
-            return super().forward(query, key, value, is_causal, **kwargs)
-        group, self.group = self.group, _group_for(self.group, ring_size)
-        try:
-            return super().forward(query, key, value, is_causal, **kwargs)
-        finally:
-            self.group = group
+        if ring_size is not None:
+            _count(ring_size)  # the number of parts changes nothing else
+        return super().forward(query, key, value, is_causal, **kwargs)

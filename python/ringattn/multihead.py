@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint as _checkpoint
 from . import dist as _dist
 from .gradients import sync_on_backward
 from .modules import RingDilatedAttention
-from .torch import attention, key_of
+from .torch import key_of
 
 
 def range_of_mask(mask: torch.Tensor, group: str = "", layout: str = "contiguous") -> torch.Tensor:
@@ -74,7 +74,8 @@ class RingMultiheadDilatedAttention(nn.Module):
         checkpoint: keeps only the inputs for backward and computes the module again there.
         sync_gradients: on a group of processes, adds the weights' gradients over the ranks during backward. Without it call
             ``ringattn.sync_gradients(module, group)`` after backward.
-        Everything else: as in ``RingDilatedAttention``.
+        Everything else: as in ``RingDilatedAttention``. With ``inputs="full"`` every rank projects all rows, and the weights'
+            gradients are whole on every rank.
 
     ``forward`` has the arguments of ``nn.MultiheadAttention`` and returns ``(output, None)``; ``need_weights`` is False by
     default. ``attn_mask`` is accepted where it says no more than ``is_causal`` does; ``key_padding_mask`` where it leaves a
@@ -157,7 +158,7 @@ class RingMultiheadDilatedAttention(nn.Module):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
         self.norm = nn.LayerNorm(embed_dim, eps=layer_norm_eps, **place) if layer_norm else None
         self.reset_parameters()
-        if sync_gradients:
+        if sync_gradients and self.attention.inputs == "shard":
             sync_on_backward(self, self.group)
 
     def reset_parameters(self) -> None:
@@ -179,6 +180,11 @@ class RingMultiheadDilatedAttention(nn.Module):
     @group.setter
     def group(self, group: Any) -> None:
         self.attention.group = group
+
+    @property
+    def _divided(self) -> bool:
+        """Whether this process holds some of the rows only."""
+        return self.attention.inputs == "shard" and key_of(self.group).startswith(_dist.PROCESSES)
 
     def forward(
         self,
@@ -232,7 +238,7 @@ class RingMultiheadDilatedAttention(nn.Module):
     ) -> torch.Tensor:
         inner = self.attention
         q, k, v = (x.unflatten(-1, (self.num_heads, self.head_dim)) for x in self._project(query, key, value))
-        out = attention(q, k, v, inner.settings(causal), key_range, None, inner.group, False).flatten(2)
+        out = inner.attend(q, k, v, causal, key_range).flatten(2)
         if self.norm is not None:
             out = self.norm(out)
         projected: torch.Tensor = self.out_proj(out)
@@ -255,7 +261,7 @@ class RingMultiheadDilatedAttention(nn.Module):
         """Whether the call is causal. A mask that says anything else raises."""
         if attn_mask is None:
             return is_causal
-        if key_of(self.group).startswith(("dist:", "mpi:")):
+        if self._divided:
             raise ValueError("attn_mask is not supported on a group of processes: give is_causal=True instead")
         if torch.compiler.is_compiling():
             if not is_causal:
@@ -282,8 +288,7 @@ class RingMultiheadDilatedAttention(nn.Module):
             return None
         if mask.shape != key.shape[:2]:
             raise ValueError(f"key_padding_mask has shape {tuple(mask.shape)}; it must be {tuple(key.shape[:2])}")
-        inner = self.attention
-        return range_of_mask(mask, key_of(inner.group), inner.layout)
+        return range_of_mask(mask, key_of(self.group) if self._divided else "", self.attention.layout)
 
     def extra_repr(self) -> str:
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"

@@ -15,6 +15,15 @@ PRESETS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def narrow_recommendation(monkeypatch):
+    """As on a machine whose fastest type is bfloat16: no module may compute in it unasked."""
+    from ringattn import _lib, modules
+
+    monkeypatch.setattr(_lib.lib, "ra_recommended_dtype", lambda device: _lib.BF16)
+    monkeypatch.setattr(modules, "_RECOMMENDED", {"cpu": torch.bfloat16, "cuda": torch.bfloat16}, raising=False)
+
+
 def inputs(requires_grad=False, **kwargs):
     torch.manual_seed(0)
     return [torch.randn(2, 24, 6, 8, requires_grad=requires_grad, **kwargs) for _ in range(3)]
@@ -42,6 +51,45 @@ def test_presets_say_how_queries_and_keys_meet():
     assert settings("RingDilatedAttentionV2") == settings("RingAttentionCorrect") == ("auto", "replicated")
 
 
+def test_presets_take_whole_tensors_and_dilate_keys_and_values_alone():
+    for name in PRESETS[1:]:
+        module = getattr(ringattn, name)([8], [2])
+        assert module.inputs == "full" and module.dilate_queries is False and "inputs=full" in repr(module)
+        assert getattr(ringattn, name)([8], [2], dilate_queries=True).dilate_queries is True
+    general = ringattn.RingDilatedAttention([8], [2])
+    assert general.inputs == "shard" and general.dilate_queries is True
+    assert ringattn.RingDilatedAttentionV3(inputs="shard").inputs == "shard"
+
+
+def peak_growth(function):
+    """How many bytes more than before the process holds while the function runs, at most."""
+    import pathlib
+    import re
+
+    def kilobytes(name):
+        return int(re.search(rf"{name}:\s+(\d+)", pathlib.Path("/proc/self/status").read_text()).group(1))
+
+    function()  # buffers that stay are there
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    before = kilobytes("VmRSS")
+    kept = function()
+    assert kept is not None
+    return 1024 * (kilobytes("VmHWM") - before)
+
+
+@pytest.mark.parametrize("name", ["RingDilatedAttentionV2", "RingAttentionCorrect"])
+def test_replicated_queries_in_one_process_need_no_memory_for_the_ring(name):
+    q, k, v = (torch.randn(1, 2048, 8, 64).half() for _ in range(3))
+    found = {}
+    for ring_size in (1, 16):
+        module = getattr(ringattn, name)(ring_size=ring_size)
+        assert module.ring_size == ring_size
+        found[ring_size] = peak_growth(lambda: module(q, k, v))
+        assert "ranks" not in ringattn.stats()
+        torch.testing.assert_close(module(q, k, v), ringattn.attention(q, k, v), rtol=0, atol=0)
+    assert found[16] <= found[1] + (8 << 20), found  # 16 states and results of 2 MiB and more would be far beyond
+
+
 @pytest.mark.parametrize("name, schedule", [("RingDilatedAttentionV3", "ring"), ("RingDilatedAttentionV2Collective", "gather")])
 def test_a_preset_really_runs_its_schedule(name, schedule):
     getattr(ringattn, name)(ring_size=2)(*inputs())
@@ -61,9 +109,7 @@ def test_the_configuration_of_the_notes_is_taken_as_it_is():
         dropout=0.1,
         bucket_size=4,
     )
-    with pytest.warns(ringattn.HolesWarning):
-        out = module(*inputs(), is_causal=True)
-    assert out.shape == (2, 24, 6, 8)
+    assert module(*inputs(), is_causal=True).shape == (2, 24, 6, 8)
 
 
 def test_ring_attention_correct_takes_a_ring_size_per_call():
@@ -73,8 +119,11 @@ def test_ring_attention_correct_takes_a_ring_size_per_call():
     for ring_size in (1, 2, 4, 8):
         torch.testing.assert_close(module(q, k, v, ring_size), expected, rtol=1e-3, atol=1e-4)
     assert module.ring_size == 1
-    with pytest.raises(ValueError, match="ring_size"):
-        module(q, k, v, True)
+    for wrong in (True, 0):
+        with pytest.raises(ValueError, match="ring_size"):
+            module(q, k, v, wrong)
+    with pytest.raises(ValueError, match="inputs must be full"):
+        ringattn.RingAttentionCorrect(inputs="shard")
 
 
 def test_dropout_acts_in_training_only():
@@ -84,6 +133,18 @@ def test_dropout_acts_in_training_only():
     assert not torch.allclose(module(q, k, v), expected)
     assert torch.equal(module(q, k, v, seed=3), ringattn.attention(q, k, v, dropout_p=0.5, seed=3))
     assert torch.equal(module.eval()(q, k, v), expected)
+
+
+@pytest.mark.parametrize("group", [None, 2])
+def test_stats_count_a_repeated_call_as_a_cache_hit(group):
+    module = ringattn.RingDilatedAttention(group=group)
+    q, k, v = (x[:, :19].contiguous() for x in inputs())
+    module(q, k, v)
+    before = ringattn.stats()
+    for _ in range(3):
+        module(q, k, v)
+    assert ringattn.stats()["cache_hits"] - before["cache_hits"] == 3 * (group or 1)
+    assert ringattn.stats()["cache_misses"] == before["cache_misses"]
 
 
 def test_use_flash_attention_false_runs_the_scalar_kernel():
@@ -113,12 +174,15 @@ def test_memory_pool_and_pattern_cache_switches_do_what_they_say(group):
         torch.testing.assert_close(fresh(q, k, v), kept(q, k, v), rtol=0, atol=2e-6)
 
 
-def test_dtype_none_is_the_librarys_recommendation():
-    q, k, v = inputs()
-    recommended = getattr(torch, ringattn.recommended_dtype())
-    expected = ringattn.attention(*(x.to(recommended) for x in (q, k, v))).float()
-    out = ringattn.RingDilatedAttention()(q, k, v)
-    assert out.dtype == torch.float32 and torch.equal(out, expected)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_dtype_none_is_the_type_of_the_inputs(dtype):
+    assert ringattn.recommended_dtype() == "bfloat16"
+    q, k, v = inputs(dtype=dtype)
+    for name in PRESETS:
+        out = getattr(ringattn, name)()(q, k, v)
+        assert out.dtype == dtype and torch.equal(out, ringattn.attention(q, k, v, schedule="ring"))
+    with pytest.raises(ValueError, match="dtypes"):
+        ringattn.RingDilatedAttention()(q, k.to(torch.float32 if dtype != torch.float32 else torch.float64), v)
 
 
 def test_a_given_dtype_is_computed_in_and_converted_back():
@@ -128,11 +192,6 @@ def test_a_given_dtype_is_computed_in_and_converted_back():
     assert torch.equal(out, ringattn.attention(*(x.bfloat16() for x in (q, k, v))).float())
     out.sum().backward()
     assert q.grad.dtype == torch.float32
-
-
-def test_float64_stays_float64():
-    q, k, v = inputs(dtype=torch.float64)
-    assert torch.equal(ringattn.RingDilatedAttention()(q, k, v), ringattn.attention(q, k, v))
 
 
 def test_gradients_flow_through_every_preset():
@@ -171,6 +230,7 @@ def test_a_module_can_be_copied_pickled_and_printed():
         ({"layout": "diagonal"}, "layout"),
         ({"schedule": "slow"}, "schedule"),
         ({"bucket_size": -4}, "bucket"),
+        ({"inputs": "half"}, "inputs is 'half'"),
     ],
 )
 def test_wrong_arguments_are_found_on_construction(options, match):

@@ -1,7 +1,8 @@
-"""Checks of attention, modules and helpers on a group of processes, and those of the files beside this one: all run in one start
-of torchrun."""
+"""Checks of attention, modules and helpers on a group of processes. Those of the files beside this one run with them, in one
+start of torchrun."""
 
 import gradient_checks  # noqa: F401
+import module_checks  # noqa: F401
 import sharding_checks  # noqa: F401
 import torch
 import torch.distributed as dist
@@ -389,42 +390,27 @@ def helpers_pass_tensors_round_the_ring_and_gather_them():
 
 
 @check
-def ring_attention_from_the_helpers_equals_the_library():
+def ring_attention_from_the_helpers_equals_the_library_for_any_length():
     import ringattn
 
-    q, k, v, _ = whole(seq_q=24, seq_k=24, heads=3)
-    local = [ringattn.split_by_rank(x).transpose(1, 2) for x in (q, k, v)]
-    size = local[0].size(2)
-    parts = ringattn.StableRingAccumulator(local[0].shape, dtype=torch.float64)
-    for info, (kk, vv) in ringattn.all_ring_pass(local[1], local[2]):
-        mask = ringattn.create_causal_mask(size, q_start=dist.get_rank() * size, k_start=info.ring_rank * size)
-        parts.update(*ringattn.compute_attention_with_lse(local[0], kk, vv, mask=mask))
-    close(parts.get_output().transpose(1, 2), ringattn.split_by_rank(ringattn.attention(q, k, v, is_causal=True)))
-
-
-@check
-def presets_run_on_the_processes_of_torch_distributed():
-    import ringattn
-
-    q, k, v, _ = whole(seq_k=21)
-    ranks = dist.get_world_size()
-    alone = ringattn.attention(q, k, v, is_causal=True)
-    for preset in (
-        ringattn.RingDilatedAttentionHybrid,
-        ringattn.RingDilatedAttentionV3,
-        ringattn.RingDilatedAttentionV2Collective,
-    ):
-        module = preset(ring_size=ranks)
-        assert module.ring_size == ranks
-        close(module(*(shard(x, "contiguous") for x in (q, k, v)), is_causal=True), shard(alone, "contiguous"))
-    for preset in (ringattn.RingDilatedAttentionV2, ringattn.RingAttentionCorrect):
-        close(preset(ring_size=ranks)(q, shard(k, "contiguous"), shard(v, "contiguous"), is_causal=True), alone)
-    try:
-        ringattn.RingDilatedAttention(ring_size=ranks + 1)
-    except ValueError as error:
-        assert "torch.distributed has" in str(error)
-    else:
-        raise AssertionError("a ring of another size was taken")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    for n in (24, 23, ranks - 1):  # shards of equal length, of unequal ones, and one without rows
+        q, k, v, dout = (x.requires_grad_() for x in whole(seq_q=n, seq_k=n, heads=3))
+        starts = [ringattn.positions(n, ranks, rank=other)[:1].tolist() for other in range(ranks)]
+        local = [ringattn.split_by_rank(x).transpose(1, 2) for x in (q, k, v)]
+        parts = ringattn.StableRingAccumulator(local[0].shape, dtype=torch.float64)
+        for info, (kk, vv) in ringattn.all_ring_pass(local[1], local[2]):
+            begin_q, begin_k = (starts[i][0] if starts[i] else n for i in (rank, info.ring_rank))
+            mask = ringattn.create_causal_mask(local[0].size(2), kk.size(2), q_start=begin_q, k_start=begin_k)
+            parts.update(*ringattn.compute_attention_with_lse(local[0], kk, vv, mask=mask))
+        out = parts.get_output().transpose(1, 2)
+        (out * ringattn.split_by_rank(dout)).sum().backward()
+        alone = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+        expected = ringattn.attention(*alone, is_causal=True)
+        expected.backward(dout)
+        close(out, ringattn.split_by_rank(expected))
+        for found, whole_gradient in zip((q, k, v), alone):
+            close(ringattn.split_by_rank(found.grad), ringattn.split_by_rank(whole_gradient.grad))
 
 
 if __name__ == "__main__":

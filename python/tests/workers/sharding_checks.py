@@ -37,7 +37,8 @@ def attention_between_shard_and_unshard_is_that_of_one_rank_with_gradients():
     out.backward(dout)
     for layout in LAYOUTS:
         again = [x.clone().requires_grad_() for x in (q, k, v)]
-        part = ringattn.attention(*(ringattn.shard(x, group, layout) for x in again), is_causal=True, group=group, layout=layout)
+        mine = [ringattn.shard(x, group, layout) for x in again]
+        part = ringattn.attention(*mine, is_causal=True, group=group, layout=layout)
         found = ringattn.unshard(part, group, layout)
         close(found, out)
         found.backward(dout)
