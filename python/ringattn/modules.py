@@ -56,9 +56,6 @@ def _outside_graphs() -> Any:
     return torch.compiler.disable(RingDilatedAttention._attend_whole)
 
 
-_outside_graphs._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
 class RingDilatedAttention(nn.Module):
     """Dilated attention on a ring, as a module: ``forward(query, key, value, is_causal=False)`` on ``[B, N, H, D]``.
 
