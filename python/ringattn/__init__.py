@@ -15,6 +15,7 @@ from ._engine import stats
 from ._info import describe, info, recommended_dtype
 from ._lib import RingattnError
 from ._lib import version as __version__
+from .custom import Transport, custom_group
 from .sharding import positions, shard, unshard
 
 # Names that need torch, and the module that has each.
@@ -76,6 +77,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "attention",
+    "custom_group",
     "describe",
     "draw",
     "info",
@@ -87,6 +89,7 @@ __all__ = [
     "unshard",
     "HolesWarning",
     "RingattnError",
+    "Transport",
     "__version__",
     *_HOME,
 ]

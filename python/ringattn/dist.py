@@ -4,6 +4,7 @@
 * an integer p: p ranks that are threads of this process; whole tensors in, whole tensors out.
 * a ``torch.distributed`` process group: the ring runs over gloo, on a subgroup of its own.
 * an mpi4py communicator: the ring runs over a duplicate of it.
+* what ``ringattn.custom_group`` makes of a transport of one's own.
 
 The first call with a process group or a communicator is collective: every member must make it.
 """
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import atexit
 import hashlib
+import itertools
 import operator
 import os
 import struct
@@ -31,7 +33,8 @@ from ._transports import GlooMailbox, MpiMailbox
 # What every rank tells every other before a call, and the same length for a rank that only says why it does not take part.
 _RECORD = struct.Struct("<?qqQ16s")  # taking part, query rows, key rows, seed, digest
 _RECORD_BYTES = 512
-PROCESSES = ("dist:", "mpi:")  # how the keys of groups of processes begin
+PROCESSES = ("dist:", "mpi:", "custom:")  # how the keys of groups of processes begin
+_PIECE = 1 << 20  # elements that are added at once where the transport cannot add
 _AGREED = Settings._fields.index("threads")  # settings from here on are each rank's own
 
 
@@ -146,7 +149,17 @@ class Processes(Alone):
 
     def add(self, flat: Any) -> None:
         """Adds a contiguous tensor of one dimension over the ranks, in place."""
-        self.mailbox.add(flat)
+        if self.mailbox.add is not None:
+            self.mailbox.add(flat)
+            return
+        import torch
+
+        narrow = flat.is_floating_point() and flat.element_size() < 4
+        for part in flat.detach().split(_PIECE):
+            mine = part.cpu().float() if narrow else part.cpu()
+            every = torch.empty((self.ranks, mine.numel()), dtype=mine.dtype)
+            self.gather_memory(mine.data_ptr(), every.data_ptr(), mine.nbytes)
+            part.copy_(every.sum(0))
 
     def members(self) -> set[int]:
         """The ranks of torch.distributed that form the group."""
@@ -183,7 +196,7 @@ def resolve(group: Any) -> Any:
         return _torch(group)
     raise ValueError(
         f"group is a {type(group).__name__}; it must be None, a number of in-process ranks, a torch.distributed process "
-        f"group or an mpi4py communicator"
+        f"group, an mpi4py communicator or a ringattn.custom_group"
     )
 
 
@@ -273,6 +286,20 @@ def _mpi(comm: Any) -> Any:
         with _lock:
             found = _processes[key] = (None, Processes(key, MpiMailbox(comm)))
     return found[1]
+
+
+_adopted = itertools.count()
+
+
+def adopt(link: Any) -> Any:
+    """A group over a link to other ranks that the caller has made."""
+    if link.ranks == 1:
+        return _ALONE
+    with _lock:
+        key = f"custom:{next(_adopted)}"
+        made = Processes(key, link)
+        _processes[key] = (None, made)
+        return made
 
 
 def close() -> None:

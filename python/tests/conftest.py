@@ -26,6 +26,7 @@ NEED_TORCH = [
     "test_multihead.py",
     "test_helpers.py",
     "test_sharding.py",
+    "test_custom.py",
     "test_distributed.py",
     "test_transformers.py",
     "test_tutorial.py",
