@@ -30,6 +30,11 @@ int group_launcher_rank(void) {
     return 0;
 }
 
+static ra_status set_timeouts(const settings *s, ra_comm *comm) {
+    RA_TRY(ra_comm_set_timeout(comm, s->timeout, s->start_timeout));
+    return ra_comm_set_call_timeout(comm, s->call_timeout);
+}
+
 ra_status group_ranks(const settings *s, int *ranks) {
     *ranks = (int)s->ring_size;
     if (!group_launched(s)) return RA_OK;
@@ -41,7 +46,7 @@ ra_status group_ranks(const settings *s, int *ranks) {
         RA_TRY(ra_comm_mpi_world(s->start_timeout, &world));
         signal(SIGUSR1, SIG_IGN);
     }
-    RA_TRY(ra_comm_set_timeout(world, s->timeout, s->start_timeout));
+    RA_TRY(set_timeouts(s, world));
     *ranks = ra_comm_size(world);
     if (ra_comm_rank(world) != 0 && !freopen("/dev/null", "w", stdout)) return ra_fail(RA_IO, "/dev/null cannot be written");
     if (s->given[OPT_RING_SIZE] && s->ring_size != *ranks)
@@ -79,7 +84,7 @@ ra_status group_open(const settings *s, int ranks, group *g) {
     }
     status = ranks == 1 && s->transport != TRANSPORT_THREADS ? ra_comm_self(g->comms) : ra_comm_threads(ranks, g->comms);
     for (int i = 0; i < g->local && status == RA_OK; i++)
-        status = ra_comm_set_timeout(g->comms[i], s->timeout, s->start_timeout);
+        status = set_timeouts(s, g->comms[i]);
     for (int i = 0; i < g->local && status == RA_OK; i++) status = trace_attach(s, g->comms[i]);
     if (status != RA_OK) group_close(g);
     return status;

@@ -110,6 +110,8 @@ const option options[OPTION_COUNT] = {
                      "silence before a peer counts as lost"},
     [OPT_START_TIMEOUT] = {"start-timeout", KIND_REAL, AT(start_timeout), COMPUTING | SHARED, "SECONDS", 0, 0, "600",
                            "time for every rank to arrive"},
+    [OPT_CALL_TIMEOUT] = {"call-timeout", KIND_REAL, AT(call_timeout), COMPUTING | SHARED, "SECONDS", 0, 0, "none",
+                          "time that one call may take, with ranks that all live"},
     [OPT_MEMORY_LIMIT] = {"memory-limit", KIND_BYTES, AT(memory_limit), COMPUTING | SHARED, "BYTES", 1, 0, "none",
                           "what a rank may hold (K, M, G), mapped files not counted"},
     [OPT_CHECKSUM] = {"checksum", KIND_FLAG, AT(checksum), COMPUTING | SHARED, "", 0, 0, "off", "CRC32C over payloads"},

@@ -75,6 +75,7 @@ typedef enum option_id {
     OPT_THREADS,
     OPT_TIMEOUT,
     OPT_START_TIMEOUT,
+    OPT_CALL_TIMEOUT,
     OPT_MEMORY_LIMIT,
     OPT_CHECKSUM,
     OPT_OFFLOAD,
@@ -128,7 +129,7 @@ typedef struct settings {
 
     int64_t ring_size, bucket, threads, memory_limit;
     int layout, query_placement, schedule, transport, device, dtype, kernel;
-    double timeout, start_timeout;
+    double timeout, start_timeout, call_timeout; /* the last 0: none */
     bool checksum, offload;
 } settings;
 

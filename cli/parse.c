@@ -114,7 +114,7 @@ static ra_status read_real(const option *o, option_id id, const char *text, doub
     *value = strtod(text, &end);
     if (*text == '\0' || *text == ' ' || *end != '\0' || !isfinite(*value)) return wrong(o, text, "a number is needed");
     if (id == OPT_DROPOUT && !(*value >= 0 && *value < 1)) return wrong(o, text, "0 <= P < 1 is needed");
-    if ((id == OPT_TIMEOUT || id == OPT_START_TIMEOUT) && !(*value > 0 && *value < 1e9))
+    if ((id == OPT_TIMEOUT || id == OPT_START_TIMEOUT || id == OPT_CALL_TIMEOUT) && !(*value > 0 && *value < 1e9))
         return wrong(o, text, "seconds above 0 are needed");
     return RA_OK;
 }

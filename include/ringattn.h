@@ -203,6 +203,10 @@ RA_API int ra_comm_size(const ra_comm *comm);
 RA_API const char *ra_comm_transport(const ra_comm *comm);
 /* Seconds of silence before a peer counts as lost (default 60), and seconds for every rank to arrive (default 600). */
 RA_API ra_status ra_comm_set_timeout(ra_comm *comm, double timeout, double start_timeout);
+/* Seconds that ra_plan_create, ra_forward, ra_backward and ra_comm_allgather may last on this rank, however lively its peers
+ * are; 0 (default): for ever. A call that lasts longer is RA_TIMEOUT on all ranks, and the sentence says what each of them was
+ * in. It is for programs in which a rank may never make the call that the others wait in. */
+RA_API ra_status ra_comm_set_call_timeout(ra_comm *comm, double seconds);
 /* Every rank contributes `bytes` bytes (as many everywhere) and gets those of all ranks, in rank order: all has room for
  * ranks * bytes. It returns when every rank has called it; with 0 bytes it is a barrier. */
 RA_API ra_status ra_comm_allgather(ra_comm *comm, const void *mine, void *all, int64_t bytes);
@@ -291,7 +295,8 @@ typedef struct ra_forward_args {
     void *stream;      /* CUDA: the stream to run on; CPU: NULL */
 } ra_forward_args;
 
-/* Every rank calls it. Returns when out and lse are written (CPU) or enqueued (CUDA). After an error the outputs are
+/* Every rank calls it, with the same plan: calls are numbered, and ranks whose calls of the same number differ are RA_DISAGREE,
+ * in the sentence both. Returns when out and lse are written (CPU) or enqueued (CUDA). After an error the outputs are
  * unspecified. Outputs overlap neither inputs nor each other, here and in ra_backward: they are written while inputs are
  * read. */
 RA_API ra_status ra_forward(ra_plan *plan, const ra_forward_args *args);

@@ -129,7 +129,7 @@ class Docs(kit.Case):
     def test_options_of_the_interface_are_all_there(self):
         shared = set("""segment-lengths dilation-rates like combine offset dilate-queries causal window key-range scale dropout
                      seed ring-size layout query-placement schedule bucket transport device dtype kernel threads timeout
-                     start-timeout memory-limit checksum offload trace json help""".split())
+                     start-timeout call-timeout memory-limit checksum offload trace json help""".split())
         shape = set("batch seq seq-q heads kv-heads head-dim".split())
         own = {"run": "q k v out lse", "grad": "q k v dout dq dk dv out lse", "verify": "cases", "bench": "pass repeat rank",
                "memory": "ring-sizes",

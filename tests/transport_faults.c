@@ -96,7 +96,7 @@ static void wait_for_all(rank_run *run) {
 static void fall_silent(group *g, bool in_a_call, double seconds) {
     const ra_fault silence = {.kind = RA_FAULT_STOP, .sends = true, .receives = true, .control = true};
     run_ranks(g, wait_for_all, NULL);
-    for (int rank = 0; rank < 3 && in_a_call; rank++) ra_link_begin(g->links[rank], "forward");
+    for (int rank = 0; rank < 3 && in_a_call; rank++) ra_link_begin(g->links[rank], "forward", &(ra_subject){.text = ""});
     ra_fault_set(g->faults[1], &silence);
     for (double until = seconds_now() + seconds; seconds_now() < until; sleep_for(0.01)) {
         bool whole = false;
@@ -133,7 +133,7 @@ static void a_rank_that_is_through_with_a_call_and_leaves_harms_nobody(void **st
     group g;
     group_open(&g, *(const group_kind *)*state, 3, timeout);
     run_ranks(&g, wait_for_all, NULL);
-    for (int rank = 0; rank < 3; rank++) ra_link_begin(g.links[rank], "forward");
+    for (int rank = 0; rank < 3; rank++) ra_link_begin(g.links[rank], "forward", &(ra_subject){.text = ""});
     ra_link_end(g.links[1]);
     ra_link_destroy(g.links[1]);
     g.links[1] = NULL;

@@ -80,13 +80,13 @@ static void every_header_field_that_differs_from_what_is_expected_is_caught(void
         write_sample(buf, wrong[i]);
         assert_int_equal(ra_header_check(buf, sizeof buf, &sample, &header), RA_PROTOCOL);
     }
-    const int reserved[] = {4, 5, 52, 59}; /* version and reserved bytes */
+    const int other[] = {4, 5, 52, 59}; /* version and call */
     for (int i = 0; i < 4; i++) {
         write_sample(buf, sample);
-        buf[reserved[i]]++;
+        buf[other[i]]++;
         uint32_t crc = ra_crc32c(0, buf, 60);
         for (int byte = 0; byte < 4; byte++) buf[60 + byte] = (char)(crc >> (8 * byte));
-        assert_int_equal(ra_header_check(buf, sizeof buf, &sample, &header), RA_PROTOCOL);
+        assert_int_equal(ra_header_check(buf, sizeof buf, &sample, &header), i < 2 ? RA_PROTOCOL : RA_DISAGREE);
     }
     write_sample(buf, sample);
     for (size_t received = 0; received <= sizeof buf + 1; received++) {

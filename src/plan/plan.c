@@ -7,6 +7,7 @@
 
 #include "core/alloc.h"
 #include "core/dtype.h"
+#include "core/fields.h"
 #include "core/status.h"
 #include "ring/agree.h"
 #include "ring/call.h"
@@ -158,6 +159,9 @@ static ra_status find_or_make(ra_comm *comm, const ra_attention_desc *desc, cons
         memcpy(plan->key, key, (size_t)key_bytes);
         plan->key_bytes = key_bytes;
         plan->shared_bytes = shared_bytes;
+        plan->digest = ra_fnv(RA_FNV_START, key, shared_bytes);
+        const int64_t chosen[] = {plan->schedule, plan->route.bucket};
+        plan->digest = ra_fnv(plan->digest, chosen, sizeof chosen);
         plan->comm = comm;
         comm->plan_count++;
     }

@@ -41,6 +41,7 @@ struct ra_plan {
     bool taken;
     char *key;                       /* the configuration as text */
     int64_t key_bytes, shared_bytes; /* the first shared_bytes are what all ranks agree on */
+    uint64_t digest;                 /* of those, and of what was chosen */
     ra_arena arena;
     ra_config config;
     ra_route route;

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/alloc.h"
+#include "core/fields.h"
 #include "core/size.h"
 #include "core/status.h"
 
@@ -26,21 +27,6 @@ static void digest(const char *text, int64_t bytes, uint64_t out[2]) {
     out[1] = b;
 }
 
-/* The first line in which two texts differ: its field and both values. */
-static void first_difference(const char *a, const char *b, char *field, char *mine, char *theirs, size_t room) {
-    while (*a && *b) {
-        size_t n = strcspn(a, "\n"), m = strcspn(b, "\n");
-        if (n != m || memcmp(a, b, n) != 0) break;
-        a += n + (a[n] == '\n');
-        b += m + (b[m] == '\n');
-    }
-    size_t name = strcspn(a, "=\n"), other = strcspn(b, "=\n");
-    snprintf(field, room, "%.*s", (int)(name ? name : other), name ? a : b);
-    const char *x = a[name] == '=' ? a + name + 1 : a + name, *y = b[other] == '=' ? b + other + 1 : b + other;
-    snprintf(mine, room, "%.*s", (int)strcspn(x, "\n"), x);
-    snprintf(theirs, room, "%.*s", (int)strcspn(y, "\n"), y);
-}
-
 /* Ranks differ: all exchange their whole texts, and all name the same two ranks, field and values. */
 static ra_status explain(ra_comm *comm, const ballot *all, const char *text, int64_t bytes) {
     int ranks = ra_comm_size(comm), other = 0;
@@ -55,7 +41,7 @@ static ra_status explain(ra_comm *comm, const ballot *all, const char *text, int
     }
     if (status == RA_OK) {
         char field[64], first[64], second[64];
-        first_difference(texts, texts + (int64_t)other * room, field, first, second, sizeof field);
+        ra_first_difference(texts, texts + (int64_t)other * room, field, first, second, sizeof field);
         status = ra_fail(RA_DISAGREE, "ranks disagree: %s is %s on rank 0 and %s on rank %d", field, first, second, other);
     }
     ra_free(mine, room);
@@ -103,7 +89,7 @@ ra_status ra_ballot_check(const ra_plan *plan, const ra_ballot_message *theirs, 
     char field[64], first[64], second[64], text[sizeof theirs->text];
     memcpy(text, theirs->text, sizeof text);
     text[sizeof text - 1] = '\0';
-    first_difference(mine.text, text, field, first, second, sizeof field);
+    ra_first_difference(mine.text, text, field, first, second, sizeof field);
     return ra_fail(RA_DISAGREE, "ranks disagree: %s is %s on rank %d and %s on rank %d", field, first, plan->view.rank, second,
                    rank);
 }

@@ -45,7 +45,7 @@ ra_status ra_call_begin(ra_call *call, ra_plan *plan, const char *phase, int64_t
     ra_comm *comm = plan->comm;
     *call = (ra_call){.plan = plan, .phase = phase, .stream = stream};
     RA_TRY(ra_link_status(comm->link));
-    ra_link_begin(comm->link, phase);
+    ra_link_begin(comm->link, phase, &(ra_subject){plan->digest, plan->key, plan->shared_bytes});
     void *block = NULL;
     call->pool = pool_of(comm, plan->kernel);
     ra_status status = call->pool ? ra_pool_take_for(call->pool, workspace_bytes, owner_of(call), &block)

@@ -139,6 +139,11 @@ ra_status ra_comm_set_timeout(ra_comm *comm, double timeout, double start_timeou
     return ra_link_set_timeout(comm->link, timeout, start_timeout);
 }
 
+ra_status ra_comm_set_call_timeout(ra_comm *comm, double seconds) {
+    if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
+    return ra_link_set_call_timeout(comm->link, seconds);
+}
+
 ra_status ra_comm_set_tracer(ra_comm *comm, void (*event)(void *ctx, const ra_trace_event *event), void *ctx) {
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
     comm->trace = event;

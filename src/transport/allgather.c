@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <string.h>
 
 #include "core/alloc.h"
@@ -28,6 +29,16 @@ static ra_status exchange(ra_link *link, char *all, int64_t bytes, const char *p
     return RA_OK;
 }
 
+/* Its time counts as a call's; it has no number, for it tells by itself if ranks differ. */
+static void set_calling(ra_link *link, bool calling, const char *phase) {
+    pthread_mutex_lock(&link->mutex);
+    snprintf(link->phase, sizeof link->phase, "%s", phase);
+    link->calling = calling;
+    link->calling_since = ra_link_now();
+    link->asking = false;
+    pthread_mutex_unlock(&link->mutex);
+}
+
 ra_status ra_link_allgather(ra_link *link, const void *mine, void *all, int64_t bytes, const char *phase) {
     RA_TRY(ra_link_status(link));
     if (bytes > 0) memmove((char *)all + link->rank * bytes, mine, (size_t)bytes);
@@ -38,6 +49,7 @@ ra_status ra_link_allgather(ra_link *link, const void *mine, void *all, int64_t 
     char *frames = frames_size < INT64_MAX ? ra_alloc(frames_size) : NULL;
     ra_transfer *transfers = ra_calloc(transfers_size);
     ra_status status;
+    set_calling(link, true, phase);
     if (frames && transfers) {
         status = exchange(link, all, bytes, phase, frames, frame, transfers);
     } else {
@@ -47,6 +59,7 @@ ra_status ra_link_allgather(ra_link *link, const void *mine, void *all, int64_t 
         status = ra_link_break(link, RA_NOMEM, link->rank);
         pthread_mutex_unlock(&link->mutex);
     }
+    set_calling(link, false, phase);
     bool over = !transfers || ra_link_cancel(link, transfers, 2 * others);
     ra_free(transfers, transfers_size);
     if (over) ra_free(frames, frames_size);

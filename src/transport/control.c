@@ -2,7 +2,8 @@
  *
  * Each rank keeps one small receive posted for every peer on a tag of its own. Over it travel
  *
- *     beat     every eighth of the timeout, busy or not: "alive; my timeout; whom I miss; what I wait for; my half of yours"
+ *     beat     every eighth of the timeout, busy or not: "alive; my timeout; which call I am in; what I wait for; my half of
+ *              yours; answer at once, for I miss somebody"
  *     leaving  the rank destroys its link in peace
  *     verdict  the link is broken: status, culprit and the sentence that everybody will say
  *
@@ -19,6 +20,7 @@
  * A message that a transport swallows leaves everybody alive and waiting. So a rank that waits asks after the message; the peer
  * answers from its list of latest sends; and what was sent long ago and never came is a verdict too. So are ranks that wait for
  * each other because the program is wrong: judge.c finds them in what all say that they wait for. */
+#include <assert.h>
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
@@ -36,17 +38,19 @@ enum { INBOX = 0, BEAT_FRAME = 1, WORD_FRAME = 2, FRAMES = 3 };
 
 typedef struct control {
     uint32_t kind;
-    int32_t suspect; /* whom the sender misses; -1: nobody */
+    uint32_t asks;   /* the sender wants to hear from everybody at once */
     double timeout;  /* the sender's */
     uint32_t polled; /* the sender beats only from inside calls */
     uint32_t answer; /* about its half of the message for which the receiver waits in its wait of this number */
     uint64_t answered_wait;
     uint64_t answered_sequence;
     ra_wait wait;    /* what the sender waits for */
+    ra_mark mark;    /* the call that it is in */
     uint32_t status; /* of a verdict */
     int32_t culprit;
-    char sentence[RA_SENTENCE];
+    char text[RA_CALL_TEXT]; /* of a beat: of what the call works on; of a verdict: the sentence */
 } control;
+static_assert(RA_SENTENCE <= RA_CALL_TEXT, "a verdict's sentence fits");
 
 #define FRAME ((int64_t)(RA_LINK_HEADER + sizeof(control)))
 #define LINGER 0.1 /* seconds that destroying a link gives its last words */
@@ -115,14 +119,16 @@ static void answer(ra_link *link, int rank, control *message) {
 static ra_status post(ra_link *link, int rank, int which, uint32_t kind, void **request) {
     ra_peer *peer = &link->peers[rank];
     control message = {.kind = kind,
-                       .suspect = link->suspect,
+                       .asks = link->suspect >= 0 || link->asking,
                        .timeout = link->timeout,
                        .polled = !link->threaded,
                        .status = (uint32_t)link->status,
                        .culprit = link->culprit};
-    if (kind == VERDICT) memcpy(message.sentence, link->sentence, RA_SENTENCE);
+    if (kind == VERDICT) memcpy(message.text, link->sentence, RA_SENTENCE);
     if (kind == BEAT) {
         message.wait = ra_link_waits_for(link);
+        message.mark = ra_link_mark(link);
+        memcpy(message.text, link->call_text, RA_CALL_TEXT);
         answer(link, rank, &message);
     }
     char *buf = frame_of(link, rank, which);
@@ -196,7 +202,7 @@ static void take(ra_link *link, int rank, control *message) {
     ra_peer *peer = &link->peers[rank];
     peer->arrived = true;
     peer->heard = ra_link_now();
-    message->sentence[RA_SENTENCE - 1] = 0;
+    message->text[RA_CALL_TEXT - 1] = 0;
     switch (message->kind) {
     case BEAT:
         if (message->timeout > 0) {
@@ -205,13 +211,15 @@ static void take(ra_link *link, int rank, control *message) {
             if (link->next_beat > next) link->next_beat = next;
         }
         peer->polled = message->polled != 0;
-        /* Everybody answers a new suspicion at once, and only a new one: two that suspect must not excite each other for
-         * ever. */
-        if (message->suspect >= 0 && !peer->suspects) link->next_beat = 0;
-        peer->suspects = message->suspect >= 0;
+        /* Everybody answers a new question at once, and only a new one: two that ask must not excite each other for ever. */
+        if (message->asks && !peer->asks) link->next_beat = 0;
+        peer->asks = message->asks != 0;
         peer->wait = message->wait;
         peer->wait.phase[sizeof peer->wait.phase - 1] = 0;
+        peer->mark = message->mark;
+        peer->mark.phase[sizeof peer->mark.phase - 1] = 0;
         take_answer(link, rank, message);
+        ra_link_compare(link, rank, message->text);
         break;
     case LEAVING:
         peer->left = true;
@@ -220,7 +228,7 @@ static void take(ra_link *link, int rank, control *message) {
     case VERDICT:
         if (link->status == RA_OK) {
             ra_history_note(link, "verdict by", rank, true, RA_CONTROL_TAG, link->step, 0);
-            ra_link_break(link, ra_fail((ra_status)message->status, "%s", message->sentence), message->culprit);
+            ra_link_break(link, ra_fail((ra_status)message->status, "%s", message->text), message->culprit);
         }
         break;
     default:

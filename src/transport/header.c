@@ -6,7 +6,7 @@
 #include "transport/link_internal.h"
 
 #define MAGIC 0x4e544152u /* "RATN" */
-#define VERSION 1u
+#define VERSION 2u
 
 static void put(unsigned char *at, uint64_t value, int bytes) {
     for (int i = 0; i < bytes; i++) at[i] = (unsigned char)(value >> (8 * i));
@@ -34,15 +34,18 @@ void ra_header_write(const ra_header *header, void *buf) {
     put(at + 40, (uint32_t)header->source, 4);
     put(at + 44, (uint32_t)header->destination, 4);
     put(at + 48, header->payload_crc, 4);
-    put(at + 52, 0, 8);
+    put(at + 52, header->call, 8);
     put(at + 60, ra_crc32c(0, buf, 60), 4);
+}
+
+static ra_status wrong_size(size_t received, const ra_header *want) {
+    return ra_fail(RA_PROTOCOL, "%zu bytes came instead of %lld", received, (long long)want->length + RA_LINK_HEADER);
 }
 
 ra_status ra_header_check(const void *buf, size_t received, const ra_header *want, ra_header *header) {
     const unsigned char *at = buf;
-    if (received != (size_t)want->length + RA_LINK_HEADER) {
-        return ra_fail(RA_PROTOCOL, "%zu bytes came instead of %lld", received, (long long)want->length + RA_LINK_HEADER);
-    }
+    bool whole = received == (size_t)want->length + RA_LINK_HEADER;
+    if (received < RA_LINK_HEADER) return wrong_size(received, want);
     if (get(at, 4) != MAGIC) return ra_fail(RA_PROTOCOL, "the message does not begin with ringattn's mark");
     if (get(at + 60, 4) != ra_crc32c(0, buf, 60))
         return ra_fail(RA_PROTOCOL, "the message's header is damaged (its CRC differs)");
@@ -56,8 +59,9 @@ ra_status ra_header_check(const void *buf, size_t received, const ra_header *wan
                           .length = (int64_t)get(at + 32, 8),
                           .source = (int32_t)(uint32_t)get(at + 40, 4),
                           .destination = (int32_t)(uint32_t)get(at + 44, 4),
-                          .payload_crc = (uint32_t)get(at + 48, 4)};
-    if ((header->flags & ~RA_HEADER_PAYLOAD_CRC) != 0 || get(at + 52, 8) != 0) {
+                          .payload_crc = (uint32_t)get(at + 48, 4),
+                          .call = get(at + 52, 8)};
+    if ((header->flags & ~RA_HEADER_PAYLOAD_CRC) != 0) {
         return ra_fail(RA_PROTOCOL, "the message uses header fields that this library does not know");
     }
     if (header->source != want->source || header->destination != want->destination) {
@@ -67,6 +71,11 @@ ra_status ra_header_check(const void *buf, size_t received, const ra_header *wan
         return ra_fail(RA_PROTOCOL, "the message has tag %llu instead of %llu", (unsigned long long)header->tag,
                        (unsigned long long)want->tag);
     }
+    if (header->call != want->call) {
+        return ra_fail(RA_DISAGREE, "the message belongs to call %016llx instead of %016llx", (unsigned long long)header->call,
+                       (unsigned long long)want->call);
+    }
+    if (!whole) return wrong_size(received, want);
     if (header->length != want->length) {
         return ra_fail(RA_PROTOCOL, "the message says %lld bytes instead of %lld", (long long)header->length,
                        (long long)want->length);

@@ -72,10 +72,8 @@ static void judge_awaited(ra_link *link, double now) {
     }
 }
 
-/* Those who wait all come to the same end at the same time: in order of rank, the first one's verdict spares the others
- * theirs. */
-static double turn_of(const ra_link *link, int silent) {
-    int before = link->rank - (silent < link->rank);
+double ra_link_turn(const ra_link *link, int but) {
+    int before = link->rank - (but >= 0 && but < link->rank);
     return 0.025 * (before < 10 ? before : 10);
 }
 
@@ -88,7 +86,7 @@ static void judge_silent(ra_link *link, double now) {
             ra_history_note(link, "suspected", silent, true, RA_CONTROL_TAG, link->step, 0);
             ra_control_beat(link);
         }
-    } else if (silent >= 0 && now - link->suspected >= RA_LINK_GRACE + turn_of(link, silent)) {
+    } else if (silent >= 0 && now - link->suspected >= RA_LINK_GRACE + ra_link_turn(link, silent)) {
         const ra_peer *peer = &link->peers[silent];
         if (peer->arrived) name(link, RA_TIMEOUT, silent, "has been silent for", now - peer->heard, "");
         else name(link, RA_TIMEOUT, silent, "has not arrived within", link->start_timeout, "");
@@ -134,4 +132,5 @@ void ra_control_judge(ra_link *link) {
     judge_awaited(link, now);
     if (link->status == RA_OK) judge_silent(link, now);
     if (link->status == RA_OK && link->suspect < 0) judge_circle(link);
+    if (link->status == RA_OK) ra_link_overdue(link, now);
 }

@@ -157,20 +157,6 @@ ra_status ra_link_set_timeout(ra_link *link, double timeout, double start_timeou
     return status;
 }
 
-void ra_link_begin(ra_link *link, const char *phase) {
-    lock(link);
-    snprintf(link->phase, sizeof link->phase, "%s", phase);
-    link->step = 0;
-    link->calling = true;
-    unlock(link);
-}
-
-void ra_link_end(ra_link *link) {
-    lock(link);
-    link->calling = false;
-    unlock(link);
-}
-
 void ra_link_set_mute(ra_link *link) {
     lock(link);
     link->mute = true;
@@ -205,7 +191,8 @@ static ra_status post(ra_link *link, ra_flight *flight, uint32_t crc) {
                         .length = flight->payload,
                         .source = link->rank,
                         .destination = flight->peer,
-                        .payload_crc = crc};
+                        .payload_crc = crc,
+                        .call = flight->call};
     ra_header_write(&header, flight->buf);
     return link->ops.post_send(link->ctx, flight->peer, flight->tag, flight->buf, bytes, &flight->request);
 }
@@ -226,6 +213,7 @@ static ra_status start(ra_link *link, const ra_flight *wanted, uint32_t crc, ra_
     }
     if (link->spare) link->spare = flight->next;
     *flight = *wanted;
+    flight->call = link->call;
     link->step = flight->step;
     ra_status status = post(link, flight, crc);
     if (status != RA_OK) {
@@ -296,19 +284,26 @@ static void advance(ra_link *link, ra_flight *flight, double seconds) {
     }
 }
 
-/* Takes a finished message off the list: checked and counted, or the reason to break the link. */
+/* Is it the message that was to come? */
+static ra_status check(ra_link *link, const ra_flight *flight) {
+    if (flight->status != RA_OK || !flight->receiving) return flight->status;
+    ra_header header, want = {.source = flight->peer,
+                              .destination = link->rank,
+                              .tag = flight->tag,
+                              .length = flight->payload,
+                              .call = flight->call};
+    unlock(link); /* the payload's CRC takes its time */
+    ra_status status = ra_header_check(flight->buf, flight->received, &want, &header);
+    lock(link);
+    if (status == RA_OK && !ra_seen_mark(&link->peers[flight->peer].seen, header.sequence)) {
+        status = ra_fail(RA_PROTOCOL, "message number %llu came a second time", (unsigned long long)header.sequence);
+    }
+    return status;
+}
+
+/* Takes a finished and checked message off the list: counted, or the reason to break the link. */
 static ra_status finish(ra_link *link, ra_flight *flight) {
     ra_status status = flight->status;
-    if (status == RA_OK && flight->receiving) {
-        ra_header want = {.source = flight->peer, .destination = link->rank, .tag = flight->tag, .length = flight->payload},
-                  header;
-        unlock(link); /* the payload's CRC takes its time */
-        status = ra_header_check(flight->buf, flight->received, &want, &header);
-        lock(link);
-        if (status == RA_OK && !ra_seen_mark(&link->peers[flight->peer].seen, header.sequence)) {
-            status = ra_fail(RA_PROTOCOL, "message number %llu came a second time", (unsigned long long)header.sequence);
-        }
-    }
     ra_history_note(link, status == RA_OK ? "finished" : "failed", flight->peer, flight->receiving, flight->tag, flight->step,
                     flight->payload);
     if (status == RA_OK && flight->tag < RA_LINK_OWN_TAG) {
@@ -339,6 +334,9 @@ ra_wait ra_link_waits_for(const ra_link *link) {
 }
 
 static ra_status wait_one(ra_link *link, ra_flight *flight) {
+    bool checked = false;
+    double ended = 0;
+    char sentence[RA_SENTENCE] = "";
     double slice = link->timeout / 32;
     if (slice > 0.01) slice = 0.01;
     link->awaited = flight;
@@ -351,7 +349,18 @@ static ra_status wait_one(ra_link *link, ra_flight *flight) {
         RA_TRY(ra_link_broken(link));
         if (flight->request) advance(link, flight, slice);
         /* A peer that is gone may have said why, or another may know: finish waits for that, control.c sets the limit. */
-        if (!flight->request && flight->status != RA_PEER_LOST) return finish(link, flight);
+        if (!flight->request && flight->status != RA_PEER_LOST) {
+            if (!checked) {
+                flight->status = check(link, flight);
+                checked = true;
+                ended = ra_link_now();
+                if (flight->status != RA_OK) snprintf(sentence, sizeof sentence, "%s", ra_last_error());
+            }
+            if (!ra_link_doubts(link, flight, ended)) {
+                if (flight->status != RA_OK) ra_fail(flight->status, "%s", sentence);
+                return finish(link, flight);
+            }
+        }
         if (ra_link_now() - link->serviced >= slice) ra_control_service(link);
         unlock(link);
         if (!flight->request) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);

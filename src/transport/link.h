@@ -30,6 +30,8 @@ int ra_link_rank(const ra_link *link);
 int ra_link_size(const ra_link *link);
 const char *ra_link_transport(const ra_link *link);
 ra_status ra_link_set_timeout(ra_link *link, double timeout, double start_timeout);
+/* Seconds that a call may last, with peers that are all alive; 0: for ever. */
+ra_status ra_link_set_call_timeout(ra_link *link, double seconds);
 void ra_link_set_checksum(ra_link *link, bool payload_crc);
 /* No post-mortem when it breaks. */
 void ra_link_set_mute(ra_link *link);
@@ -51,9 +53,17 @@ ra_status ra_link_send(ra_link *link, int peer, uint64_t tag, int64_t step, void
  * other for that long; one that is known dead is RA_PEER_LOST, a damaged message RA_PROTOCOL; the sentence names peer, step
  * and phase ("forward", "backward", "plan"). */
 ra_status ra_link_wait(ra_link *link, ra_transfer *transfers, int64_t count, const char *phase);
-/* Between these two the rank is in a call that every rank makes: a peer that dies meanwhile breaks the link, also while this
- * rank only computes. The phase is for messages to people: posting does not say it, and ra_link_wait sets it too. */
-void ra_link_begin(ra_link *link, const char *phase);
+/* Between these two the rank is in a call that every rank makes, in the same order: a peer that dies meanwhile breaks the link,
+ * also while this rank only computes. Calls are numbered, and every message and heartbeat says which one its rank is in: ranks
+ * whose calls of the same number differ in phase or in what they work on (`subject`: its digest and its text of "field=value"
+ * lines) learn that as RA_DISAGREE, which names both. The phase is for messages to people, too: posting does not say it, and
+ * ra_link_wait sets it. */
+typedef struct ra_subject {
+    uint64_t digest;
+    const char *text;
+    int64_t bytes; /* of the text */
+} ra_subject;
+void ra_link_begin(ra_link *link, const char *phase, const ra_subject *subject);
 void ra_link_end(ra_link *link);
 /* Lets transfers and heartbeats progress; cheap; never blocks. False: the link is broken. */
 bool ra_link_poll(ra_link *link);

@@ -1,5 +1,5 @@
-/* The inside of a link, shared by link.c (messages), control.c (heartbeats), judge.c (verdicts), history.c (the post-mortem)
- * and header.c (the frame). */
+/* The inside of a link, shared by link.c (messages), control.c (heartbeats), calls.c (which call a rank is in), judge.c
+ * (verdicts), history.c (the post-mortem) and header.c (the frame). */
 #ifndef RA_TRANSPORT_LINK_INTERNAL_H
 #define RA_TRANSPORT_LINK_INTERNAL_H
 
@@ -10,7 +10,7 @@
 /* ------------------------------------------------------------------------------------------------------------- header
  *
  *     0 magic 4 | version 2 | flags 2 | 8 sequence 8 | 16 step 8 | 24 tag 8 | 32 length 8 |
- *     40 source 4 | destination 4 | 48 payload crc 4 | reserved 8 | 60 header crc 4
+ *     40 source 4 | destination 4 | 48 payload crc 4 | 52 call 8 | 60 header crc 4
  *
  * little endian; the header crc covers the 60 bytes before it. */
 typedef struct ra_header {
@@ -21,15 +21,16 @@ typedef struct ra_header {
     int64_t length; /* of the payload */
     int32_t source, destination;
     uint32_t payload_crc; /* 0 without RA_HEADER_PAYLOAD_CRC */
+    uint64_t call;        /* digest of the call that the message belongs to; 0: none */
 } ra_header;
 
 #define RA_HEADER_PAYLOAD_CRC 1u
 
 uint32_t ra_payload_crc(const void *buf, int64_t length);
 void ra_header_write(const ra_header *header, void *buf);
-/* Reads and checks everything that a receiver knows: mark, version, crc, flags, reserved bytes, and source, destination, tag,
- * length (of `want`) against what came (`received` bytes in all), and the payload's crc when there is one. RA_PROTOCOL with a
- * sentence. */
+/* Reads and checks everything that a receiver knows: mark, version, crc, flags, and source, destination, tag, call, length (of
+ * `want`) against what came (`received` bytes in all), and the payload's crc when there is one. RA_DISAGREE if only the call
+ * and what follows from it differ, else RA_PROTOCOL; with a sentence. */
 ra_status ra_header_check(const void *buf, size_t received, const ra_header *want, ra_header *header);
 
 /* --------------------------------------------------------------------------------------------------------------- peers */
@@ -58,6 +59,21 @@ typedef struct ra_wait {
     char phase[24];
 } ra_wait;
 
+/* Calls are numbered; an agreement (allgather) between them is not. */
+typedef enum ra_place { RA_OUTSIDE = 0, RA_IN_CALL = 1, RA_IN_AGREEMENT = 2 } ra_place;
+
+/* The call that a rank is in, or was in last, as it says in every beat. */
+typedef struct ra_mark {
+    uint64_t number; /* from 1; 0: none yet */
+    uint64_t digest;
+    int64_t step;
+    uint32_t place; /* ra_place */
+    char phase[24];
+} ra_mark;
+
+#define RA_CALL_LOG 64   /* calls that a rank remembers, to compare with peers that lag behind */
+#define RA_CALL_TEXT 512 /* bytes of a call's subject that travel */
+
 /* What a rank tells about its half of a message that a peer waits for. */
 typedef enum ra_answer { RA_ANSWER_NOT_YET = 0, RA_ANSWER_POSTED = 1, RA_ANSWER_DONE = 2 } ra_answer;
 
@@ -85,8 +101,9 @@ typedef struct ra_peer {
         uint64_t tag, sequence;
     } sent[RA_SENT_LOG];
     uint64_t sent_count;
-    bool suspects; /* it waits for somebody whom it has not heard for too long */
-    ra_wait wait;  /* what it said last that it waits for */
+    bool asks;    /* it wants to hear from everybody at once */
+    ra_wait wait; /* what it said last that it waits for */
+    ra_mark mark; /* and which call it is in */
 
     /* A message which it says it sent and which has not come. */
     bool missing;
@@ -106,6 +123,7 @@ typedef struct ra_flight {
     char *buf;
     int64_t payload, step;
     uint64_t tag, sequence;
+    uint64_t call; /* its digest */
     int32_t peer;
     bool receiving;
 } ra_flight;
@@ -131,6 +149,7 @@ struct ra_link {
     pthread_mutex_t mutex; /* around everything below and around every call of ops */
 
     double timeout, start_timeout, created;
+    double call_timeout; /* 0: none */
     bool checksum;
     ra_peer *peers;
     char *frames;               /* of control messages: inbox, beat and word of each peer */
@@ -145,8 +164,14 @@ struct ra_link {
     const ra_flight *awaited; /* what ra_link_wait waits for now, and since when */
     double awaited_since;
     uint64_t waits, blocker; /* the number of this wait, and of the wait that keeps its peer from ending it (ra_wait) */
-    bool calling;            /* between ra_link_begin and ra_link_end */
-    bool mute;               /* no post-mortem */
+    bool calling;            /* between ra_link_begin and ra_link_end, or in an allgather */
+    double calling_since;
+    uint64_t calls;                     /* ra_link_begin so far: the number of the latest */
+    uint64_t call_digests[RA_CALL_LOG]; /* of call number i at i % RA_CALL_LOG */
+    uint64_t call;                      /* the digest of this one; 0: in none */
+    char call_phase[24], call_text[RA_CALL_TEXT]; /* of the latest */
+    bool asking; /* this rank wants to hear from everybody at once, to know which call they are in */
+    bool mute;   /* no post-mortem */
     char phase[24];
     int64_t step;
 
@@ -193,8 +218,19 @@ void ra_control_tell(ra_link *link);
 ra_status ra_link_break(ra_link *link, ra_status status, int culprit);
 /* RA_OK, or why it is broken, with the sentence recorded. */
 ra_status ra_link_broken(const ra_link *link);
-/* What the rank waits for now. */
+/* What the rank waits for now, and which call it is in. */
 ra_wait ra_link_waits_for(const ra_link *link);
+ra_mark ra_link_mark(const ra_link *link);
+/* Breaks the link if a peer's call differs from this rank's of the same number; `text` is of what the peer works on. */
+void ra_link_compare(ra_link *link, int rank, const char *text);
+/* Whether a message that was wrong at time `since` may be so because its sender is in another call: that is asked for then, and
+ * the answer, which names both calls, is a better verdict than the message. */
+bool ra_link_doubts(ra_link *link, const ra_flight *flight, double since);
+/* Breaks the link if the call that this rank is in has lasted longer than its call timeout. */
+void ra_link_overdue(ra_link *link, double now);
+/* Seconds that a rank leaves to lower ones which come to the same end at the same time, so that the first one's verdict spares
+ * the others theirs; `but` does not count. */
+double ra_link_turn(const ra_link *link, int but);
 
 void ra_history_note(ra_link *link, const char *what, int peer, bool receiving, uint64_t tag, int64_t step, int64_t bytes);
 /* The post-mortem, as one record of the log: a warning if communication failed, for the curious if a rank gave up for a reason
