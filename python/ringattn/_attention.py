@@ -39,6 +39,7 @@ def attention(
     bucket: Optional[int] = None,
     threads: Optional[int] = None,
     timeout: Optional[float] = None,
+    call_timeout: Optional[float] = None,
     kernel: str = "auto",
     return_lse: bool = False,
     **unsupported: Any,
@@ -67,6 +68,7 @@ def attention(
         bucket: K/V rows that travel at once; None to choose.
         threads: worker threads of this rank; None for the machine's share.
         timeout: seconds of silence after which a rank counts as lost; None for 60.
+        call_timeout: seconds that a call may last with ranks that all live; None for ever.
         kernel: a kernel's name, or ``"auto"``.
         return_lse: also return the log-sum-exp of the scores, ``[B, H, Nq]`` (float64 for float64, else float32).
         unsupported: what other libraries know, ``attn_mask`` say, raises ValueError with the reason unless it is None.
@@ -107,6 +109,7 @@ def attention(
         bucket,
         threads,
         timeout,
+        call_timeout,
         kernel,
         True,
         True,

@@ -64,6 +64,7 @@ class Settings(NamedTuple):
     bucket: int = 0  # 0: chosen
     threads: int = 0  # 0: the machine's share
     timeout: Optional[float] = None
+    call_timeout: Optional[float] = None  # None: for ever
     kernel: str = "auto"
     enable_memory_pool: bool = True  # False: buffers are allocated afresh for each call
     use_pattern_cache: bool = True  # False: plans are made afresh for each call
@@ -256,6 +257,7 @@ def checked(given: Settings) -> Settings:
         _count("bucket", given.bucket, 2**63 - 1),
         _count("threads", given.threads, 2**31 - 1),
         _positive("timeout", given.timeout),
+        _positive("call_timeout", given.call_timeout),
         _name("kernel", given.kernel),
         bool(given.enable_memory_pool),
         bool(given.use_pattern_cache),

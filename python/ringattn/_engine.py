@@ -34,7 +34,7 @@ class Communicator:
         self.lock = threading.Lock()  # a handle serves one thread at a time; CUDA's backward pass comes from another one
         self._transport = transport  # kept alive for as long as the library may call it
         self._pid = os.getpid()  # a forked child leaves it alone: the threads that belong to it are not there
-        self._timeout = 0.0
+        self._timeouts = (0.0, 0.0)
         self._plan = 0
         self._plan_key: Any = None
         self._reused = 0  # passes that the plan at hand served, of which the library's cache never heard
@@ -47,7 +47,7 @@ class Communicator:
             self._reused += 1
             return self._plan
         self._drop_plan()
-        self.set_timeout(problem.options.timeout)
+        self.set_timeouts(problem.options)
         desc = problem.desc
         if seed or ranges is not None:
             desc = Desc.from_buffer_copy(desc)
@@ -73,11 +73,12 @@ class Communicator:
         if plan:
             lib.ra_plan_destroy(plan)
 
-    def set_timeout(self, timeout: Optional[float]) -> None:
-        timeout = timeout or _TIMEOUT
-        if timeout != self._timeout:
+    def set_timeouts(self, options: Options) -> None:
+        timeout, call_timeout = options.timeout or _TIMEOUT, options.call_timeout or 0.0
+        if (timeout, call_timeout) != self._timeouts:
             _lib.check(lib.ra_comm_set_timeout(self.handle, timeout, max(_START_TIMEOUT, timeout)))
-            self._timeout = timeout
+            _lib.check(lib.ra_comm_set_call_timeout(self.handle, call_timeout))
+            self._timeouts = (timeout, call_timeout)
 
     def gather(self, record: bytes) -> list[bytes]:
         """Every rank's record, in rank order; all have the same length."""

@@ -214,6 +214,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ra_comm_threads": (c_int, [c_int, ctypes.POINTER(c_void_p)]),
     "ra_comm_custom": (c_int, [ctypes.POINTER(CommOps), c_void_p, c_int, c_int, ctypes.POINTER(c_void_p)]),
     "ra_comm_set_timeout": (c_int, [c_void_p, c_double, c_double]),
+    "ra_comm_set_call_timeout": (c_int, [c_void_p, c_double]),
     "ra_comm_abort": (None, [c_void_p, c_int, c_char_p]),
     "ra_comm_destroy": (None, [c_void_p]),
     "ra_comm_stats": (c_int, [c_void_p, ctypes.POINTER(Stats)]),

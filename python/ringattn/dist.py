@@ -59,7 +59,7 @@ class Processes(Alone):
         """The global problem of a call whose local shape is given. Ranks learn each other's rows, and take rank 0's seed."""
         replicated = options.query_placement == "replicated"
         local = self._digest(tuple(options)[:_AGREED], shape._replace(seq_q=0, seq_k=0), ranges)
-        self.comm.set_timeout(options.timeout)
+        self.comm.set_timeouts(options)
         records = self._exchange(_RECORD.pack(True, shape.seq_q, shape.seq_k, seed, local))
         parts = [_RECORD.unpack_from(record) for record in records]
         rows_q, rows_k = [part[1] for part in parts], [part[2] for part in parts]

@@ -76,7 +76,7 @@ class RingDilatedAttention(nn.Module):
             ``"full"``: the whole query, key and value, the same on every rank, and the whole result comes back; each rank is
             taken to compute the same loss from it, so gradients are whole on every rank, too, and ``sync_gradients`` leaves
             them alone. None for what the preset says: ``"full"`` for the presets, ``"shard"`` here.
-        group, layout, combine, offset, window, scale, threads, timeout: as in ``ringattn.attention``.
+        group, layout, combine, offset, window, scale, threads, timeout, call_timeout: as in ``ringattn.attention``.
 
     The first call on a group of processes compares digests of what the ranks pass: unequal tensors under ``"full"`` (and
     unequal gradients of the result in the first backward pass) raise, equal ones under ``"shard"`` warn.
@@ -119,6 +119,7 @@ class RingDilatedAttention(nn.Module):
         scale: Optional[float] = None,
         threads: Optional[int] = None,
         timeout: Optional[float] = None,
+        call_timeout: Optional[float] = None,
         inputs: Optional[str] = None,
     ):
         super().__init__()
@@ -144,7 +145,8 @@ class RingDilatedAttention(nn.Module):
         self.schedule = self.preset_schedule if schedule is None else schedule
         self.combine, self.offset = combine, offset
         self.dilate_queries = self.preset_dilate_queries if dilate_queries is None else dilate_queries
-        self.window, self.scale, self.threads, self.timeout = window, scale, threads, timeout
+        self.window, self.scale, self.threads = window, scale, threads
+        self.timeout, self.call_timeout = timeout, call_timeout
         _config.make_options(self.settings(False))  # a wrong argument is found here, not in the first forward
 
     def settings(self, is_causal: bool) -> tuple[Any, ...]:
@@ -165,6 +167,7 @@ class RingDilatedAttention(nn.Module):
             self.bucket_size,
             self.threads,
             self.timeout,
+            self.call_timeout,
             "auto" if self.use_flash_attention else "scalar",
             self.enable_memory_pool,
             self.use_pattern_cache,

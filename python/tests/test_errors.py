@@ -55,6 +55,8 @@ def refused(match, q=X, k=X, v=X, error=ValueError, **options):
         ({"threads": 1.5}, "threads"),
         ({"timeout": 0}, "timeout"),
         ({"timeout": -3.0}, "timeout"),
+        ({"call_timeout": 0}, "call_timeout"),
+        ({"call_timeout": -3.0}, "call_timeout"),
         ({"kernel": 5}, "kernel"),
         ({"group": 0}, "group"),
         ({"group": -100}, "no member"),
