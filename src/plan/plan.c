@@ -201,7 +201,7 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     bool alone = ra_comm_size(comm) == 1 || comm->solo.make_row;
     if (status == RA_OK && !alone) ra_link_set_checksum(comm->link, config.checksum);
     if (config.placement == RA_REPLICATED &&
-        comm->merging) { /* the agreement rides on the merge; only a failure must be told now */
+        comm->merging) { /* the headers of the merge tell; only a failure must be told now */
         if (status != RA_OK && !alone) ra_link_abort(comm->link, status, ra_last_error());
     } else if (!alone) {
         if (status == RA_OK) {

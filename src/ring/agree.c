@@ -73,23 +73,3 @@ ra_status ra_agree(ra_comm *comm, ra_status mine, const char *text, int64_t byte
     ra_free(all, room);
     return status;
 }
-
-/* ----------------------------------------------------------------------------------------------- riding on a merge */
-
-void ra_ballot_fill(const ra_plan *plan, ra_ballot_message *mine) {
-    memset(mine, 0, sizeof *mine);
-    digest(plan->key, plan->shared_bytes, mine->digest);
-    memcpy(mine->text, plan->key, (size_t)ra_min(plan->shared_bytes, (int64_t)sizeof mine->text - 1));
-}
-
-ra_status ra_ballot_check(const ra_plan *plan, const ra_ballot_message *theirs, int rank) {
-    ra_ballot_message mine;
-    ra_ballot_fill(plan, &mine);
-    if (memcmp(mine.digest, theirs->digest, sizeof mine.digest) == 0) return RA_OK;
-    char field[64], first[64], second[64], text[sizeof theirs->text];
-    memcpy(text, theirs->text, sizeof text);
-    text[sizeof text - 1] = '\0';
-    ra_first_difference(mine.text, text, field, first, second, sizeof field);
-    return ra_fail(RA_DISAGREE, "ranks disagree: %s is %s on rank %d and %s on rank %d", field, first, plan->view.rank, second,
-                   rank);
-}

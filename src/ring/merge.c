@@ -6,13 +6,10 @@
  *     ring    chain:    0 <- 1 <- 2 <- ... <- p-1            each rank talks to its neighbours only
  *     gather  star:     0 <- 1, 0 <- 2, ...                  one step, all of it at rank 0
  *
- * The ranks' agreement on the configuration rides in front of the first message, so a call costs no exchange beyond the merge
- * itself. */
-#include <string.h>
-
+ * Ranks that differ in their configuration learn it from the first message, which says what call it belongs to, so a call
+ * costs no exchange beyond the merge itself. */
 #include "core/status.h"
 #include "ring/accumulator.h"
-#include "ring/agree.h"
 #include "ring/pass.h"
 
 typedef struct tree {
@@ -39,8 +36,7 @@ int64_t ra_merge_bytes(ra_schedule schedule, int rank, int ranks, int64_t state_
     tree t = {schedule, rank, ranks};
     int children = 0;
     while (child_of(&t, children) >= 0) children++;
-    int64_t up = rank > 0 ? ra_sat_add(state_bytes, RA_BALLOT_PAYLOAD) : 0;
-    return ra_sat_add(ra_sat_mul(children, state_bytes), up);
+    return ra_sat_mul(children + (rank > 0), state_bytes);
 }
 
 static ra_status send(ra_call *call, int peer, char *message, int64_t payload) {
@@ -59,17 +55,12 @@ static ra_status merge_and_spread(ra_call *call, char *mine, char *theirs, int64
     ra_plan *plan = call->plan;
     tree t = {plan->schedule, plan->view.rank, plan->view.ranks};
     int child, children = 0;
-    ra_ballot_message ballot;
     for (; (child = child_of(&t, children)) >= 0; children++) {
-        RA_TRY(receive(call, child, (char *)&ballot, RA_BALLOT_PAYLOAD));
-        RA_TRY(ra_ballot_check(plan, &ballot, child));
         RA_TRY(receive(call, child, theirs, bytes));
         add(call, mine + RA_LINK_HEADER, theirs + RA_LINK_HEADER);
     }
     if (t.rank > 0) {
         int parent = parent_of(&t);
-        ra_ballot_fill(plan, &ballot);
-        RA_TRY(ra_call_send(call, parent, (char *)&ballot, RA_BALLOT_PAYLOAD));
         RA_TRY(send(call, parent, mine, bytes));
         RA_TRY(receive(call, parent, mine, bytes));
     }
