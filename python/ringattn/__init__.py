@@ -30,6 +30,7 @@ _WITH_TORCH = {
     ),
     "multihead": ("RingMultiheadDilatedAttention",),
     "gradients": ("sync_gradients",),
+    "cache": ("KVCache",),
     "helpers": (
         "circular_rank_left",
         "circular_rank_right",
@@ -50,6 +51,7 @@ _HOME = {name: module for module, names in _WITH_TORCH.items() for name in names
 
 if TYPE_CHECKING:
     from ._check import CheckReport, check
+    from .cache import KVCache
     from .gradients import sync_gradients
     from .helpers import (
         RingInfo,

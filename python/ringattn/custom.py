@@ -74,8 +74,8 @@ class Transport:
         raise NotImplementedError(f"{type(self).__name__} lacks post_receive")
 
     def wait(self, request: Any, seconds: float) -> Optional[int]:
-        """Waits for a request, at most so long (0: only looks). Returns None while it is not done; the number of bytes that came
-        when it is, which is of no interest for a send."""
+        """Waits for a request, at most so long (0: only looks). Returns None while it is not done; the number of bytes that
+        came when it is, which is of no interest for a send."""
         raise NotImplementedError(f"{type(self).__name__} lacks wait")
 
     def cancel(self, request: Any) -> bool:

@@ -348,8 +348,8 @@ class RingDilatedAttentionV2Collective(_Preset):
 
 class RingDilatedAttentionV2(_Preset):
     """All queries on every rank, keys and values divided. On a group of processes with ``inputs="shard"`` query is whole, key
-    and value are this rank's rows. In one process ``ring_size`` is a number of parts that keys and values come in, one after the
-    other, to one state: it changes neither the result nor the memory.
+    and value are this rank's rows. In one process ``ring_size`` is a number of parts that keys and values come in, one after
+    the other, to one state: it changes neither the result nor the memory.
 
     >>> import torch, ringattn
     >>> x = torch.randn(1, 32, 4, 8)

@@ -27,6 +27,7 @@ NEED_TORCH = [
     "test_helpers.py",
     "test_sharding.py",
     "test_custom.py",
+    "test_cache.py",
     "test_distributed.py",
     "test_transformers.py",
     "test_tutorial.py",

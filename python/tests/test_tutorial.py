@@ -22,6 +22,7 @@ MODULES = [
     "_engine",
     "_info",
     "_lib",
+    "cache",
     "custom",
     "gradients",
     "helpers",

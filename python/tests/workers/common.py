@@ -57,6 +57,15 @@ def close(found, expected, bound=1e-12):
     assert error <= bound * max(1.0, expected.abs().max().item() if expected.numel() else 0.0), f"error {error}"
 
 
+def raises(kind, match, function, *arguments, **options):
+    try:
+        function(*arguments, **options)
+    except kind as error:
+        assert match in str(error), str(error)
+        return str(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
 def main():
     import ringattn
 

@@ -4,7 +4,7 @@ import warnings
 
 import torch
 import torch.distributed as dist
-from common import check, close, shard, whole
+from common import check, close, raises, shard, whole
 
 PRESETS = (
     "RingDilatedAttentionHybrid",
@@ -86,15 +86,6 @@ def a_preset_made_before_torch_distributed_starts_runs_on_it_later():
     finally:
         dist.is_initialized = started
     assert module.ring_size == dist.get_world_size()
-
-
-def raises(kind, match, function, *arguments, **options):
-    try:
-        function(*arguments, **options)
-    except kind as error:
-        assert match in str(error), str(error)
-        return str(error)
-    raise AssertionError(f"no {kind.__name__}")
 
 
 @check

@@ -1,6 +1,7 @@
 """Checks of attention, modules and helpers on a group of processes. Those of the files beside this one run with them, in one
 start of torchrun."""
 
+import cache_checks  # noqa: F401
 import gradient_checks  # noqa: F401
 import module_checks  # noqa: F401
 import sharding_checks  # noqa: F401
