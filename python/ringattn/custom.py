@@ -93,7 +93,11 @@ def custom_group(transport: Transport) -> Any:
     """A group for ``attention``, modules, ``shard`` and ``sync_gradients``, of the ranks that a ``Transport`` connects. Every
     rank makes one. It is closed when the process ends, or by ``ringattn.dist.close()``.
 
-    ``Transport`` shows an example.
+    ``Transport`` shows two ranks. One needs no transport:
+
+    >>> import ringattn
+    >>> ringattn.custom_group(ringattn.Transport(0, 1)).ranks
+    1
     """
     if not isinstance(transport, Transport):
         raise ValueError(f"transport is a {type(transport).__name__}; it must be a ringattn.Transport")
