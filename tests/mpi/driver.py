@@ -245,6 +245,32 @@ def alarms(directory):
     print("a rank that never arrives is waited for as long as the start timeout says, also by MPI_Init")
 
 
+def lengths(directory):
+    """Messages that are longer than their receives: an error on every rank, and no byte beyond the buffer's end."""
+    runs = [("long", 100, 1000), ("long", 100, 70000), ("long", 8000, 70000), ("long", 70000, 5 << 20), ("long", 5 << 20, 9 << 20),
+            ("long", 70000, 100), ("unequal", 5000), ("unequal", 300000)]
+    for begin in range(0, len(runs), 3):
+        for job in [Job(directory, 3, *arguments) for arguments in runs[begin:begin + 3]]:
+            for rank, report in job.finish().items():
+                if report is None or report["status"] != "RA_PROTOCOL" or "bytes" not in report["sentence"]:
+                    fail(job, f"rank {rank} reports {report}")
+    print(f"{len(runs)} jobs with messages of another length than expected: told on every rank, nothing is overwritten")
+
+
+def mixed(directory):
+    """The launcher of one MPI and the module of another: told, instead of as many rings of one rank as there are processes."""
+    other = "mpich" if IMPLEMENTATION == "openmpi" else "openmpi"
+    if not pathlib.Path(os.environ["RA_BUILD"], f"ringattn_mpi_{other}.so").exists():
+        print(f"skipped: there is no module for {other}")
+        sys.exit(77)
+    os.environ["RINGATTN_MPI"] = other
+    job = Job(directory, 2, "bench", "--seq", "64", "--json", program=os.environ["RINGATTN"])
+    job.process.wait(timeout=60)
+    if "schema" in job.all_text() or "the launcher started 2 ranks" not in job.all_text():
+        fail(job, "it was not refused")
+    print("a launcher of one MPI with the module of another is refused")
+
+
 def nomem(directory):
     done = note(all_well(Job(directory, 2, "nomem"), limit=300))
     print(f"{done} to open a communicator for want of memory: known on all ranks, nothing leaked")

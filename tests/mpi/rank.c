@@ -9,6 +9,8 @@
  *     ring STEPS           passes buffers around for that many steps of 20 ms
  *     big                  a message of more than 4 GiB
  *     late SECONDS         rank 1 opens the communicator that much later
+ *     long ROOM BYTES      rank 0 sends BYTES to a receive of ROOM, whose buffer ends where memory does
+ *     unequal BYTES        an allgather of BYTES a rank, of BYTES more on rank 1, and so on
  *     nomem                every allocation of opening a communicator fails on one rank
  */
 #include <signal.h>
@@ -397,6 +399,37 @@ static void big(void) {
     ra_link_destroy(link);
 }
 
+/* MPI gets no buffer that is too small for its message: nothing is written past the end. */
+static void too_long(int64_t room, int64_t bytes) {
+    void *fault_ctx;
+    ra_link *link = open_link(NULL, &fault_ctx, NULL);
+    test_buffer buffer = guard_alloc((size_t)(RA_LINK_HEADER + (rank_of == 0 ? bytes : room)), true);
+    ra_transfer transfer = {0};
+    ra_status status = RA_OK;
+    if (rank_of == 0) status = ra_link_send(link, 1, 1, 0, buffer.ptr, bytes, &transfer);
+    if (rank_of == 1) status = ra_link_recv(link, 0, 1, 0, buffer.ptr, room, &transfer);
+    if (status == RA_OK) status = ra_link_wait(link, &transfer, 1, "forward");
+    while (status == RA_OK) { /* MPI may have let the sender go: the verdict comes with a heartbeat */
+        sleep_for(0.01);
+        status = ra_link_status(link);
+    }
+    report(status, 0, "");
+    ra_link_destroy(link);
+    _exit(5);
+}
+
+static void unequal(int64_t bytes) {
+    ra_comm *comm;
+    void *fault_ctx;
+    open_link(NULL, &fault_ctx, &comm);
+    bytes *= rank_of + 1;
+    char *mine = calloc(1, (size_t)bytes), *all = calloc((size_t)ranks_of, (size_t)bytes);
+    CHECK(mine && all);
+    report(ra_comm_allgather(comm, mine, all, bytes), 0, "");
+    ra_comm_destroy(comm);
+    _exit(5);
+}
+
 static void late(double seconds) {
     ra_comm *comm;
     const char *own = getenv("OMPI_COMM_WORLD_RANK") ? getenv("OMPI_COMM_WORLD_RANK") : getenv("PMI_RANK");
@@ -472,6 +505,8 @@ int main(int argc, char **argv) {
     else if (strcmp(what, "ring") == 0 && argc > 2) ring(atoi(argv[2]));
     else if (strcmp(what, "big") == 0) big();
     else if (strcmp(what, "late") == 0 && argc > 2) late(atof(argv[2]));
+    else if (strcmp(what, "long") == 0 && argc > 3) too_long(atoll(argv[2]), atoll(argv[3]));
+    else if (strcmp(what, "unequal") == 0 && argc > 2) unequal(atoll(argv[2]));
     else if (strcmp(what, "nomem") == 0) nomem();
     else return 2;
     return 0;

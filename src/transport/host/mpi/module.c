@@ -7,8 +7,9 @@
  *     MPI tag:  [ opening 6 bits | the link's own 1 bit | low 20 bits of the link's tag ]
  *
  * A message is sent in pieces of 4 MiB, all with the same tag; MPI keeps their order. So none is longer than MPI's int can
- * count, and a large message shows its progress to whoever waits for it. MPI is called under one lock, because links have
- * threads of their own; MPI_THREAD_SERIALIZED is enough for a program whose MPI is all ours.
+ * count, and a large message shows its progress to whoever waits for it. A receive waits until its piece has come and its
+ * length is known, and only then hands MPI the buffer (MPI_Improbe, MPI_Imrecv). MPI is called under one lock, because links
+ * have threads of their own; MPI_THREAD_SERIALIZED is enough for a program whose MPI is all ours.
  *
  * MPI reports next to nothing when a rank dies; heartbeats find that. After an error nothing of MPI is freed or finalized: each
  * of these calls may wait for the dead. */
@@ -19,6 +20,7 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -50,19 +52,23 @@ typedef struct shared_comm {
     bool orphan; /* no attribute leads to it any more: the last endpoint frees it */
 } shared_comm;
 
-typedef struct endpoint {
-    shared_comm *shared;
-    int opening, rank;
-} endpoint;
-
 typedef struct request {
-    int count, next; /* pieces, and the first that is not finished */
+    struct request *following; /* in endpoint.receives */
+    int count, matched, next;  /* pieces; the first that MPI does not have yet; the first that is not finished */
+    char *buf;
     size_t bytes, received;
-    int peer;
-    bool receiving;
+    int peer, tag;
+    bool receiving, own; /* own: one of the link's own messages */
+    bool too_long;
     int64_t size; /* of this allocation */
     MPI_Request pieces[];
 } request;
+
+typedef struct endpoint {
+    shared_comm *shared;
+    int opening, rank;
+    request *receives; /* of messages that are not the link's own, first posted first */
+} endpoint;
 
 static pthread_mutex_t mpi_mutex = PTHREAD_MUTEX_INITIALIZER;
 static int duplicate_key = MPI_KEYVAL_INVALID, finalize_key = MPI_KEYVAL_INVALID;
@@ -127,79 +133,125 @@ static int mpi_tag(const endpoint *e, uint64_t tag) {
 
 /* ------------------------------------------------------------------------------------------------------------ operations */
 
-static ra_status post(endpoint *e, int peer, uint64_t tag, char *buf, size_t bytes, bool receiving, void **out) {
+static ra_status new_request(endpoint *e, int peer, uint64_t tag, char *buf, size_t bytes, bool receiving, request **out) {
     const ra_mpi_host *host = e->shared->host;
     int count = bytes == 0 ? 1 : (int)((bytes + PIECE - 1) / PIECE);
     int64_t size = (int64_t)(sizeof(request) + (size_t)count * sizeof(MPI_Request));
     if (mpi_is_over()) return host->fail(RA_PEER_LOST, "MPI was finalized while a communicator was in use");
     request *r = host->alloc(size);
     if (!r) return host->fail(RA_NOMEM, "no memory for a request");
-    *r = (request){.count = count, .bytes = bytes, .peer = peer, .receiving = receiving, .size = size};
+    *r = (request){.count = count,
+                   .buf = buf,
+                   .bytes = bytes,
+                   .peer = peer,
+                   .tag = mpi_tag(e, tag),
+                   .receiving = receiving,
+                   .own = tag >= RA_LINK_OWN_TAG,
+                   .size = size};
     for (int i = 0; i < count; i++) r->pieces[i] = MPI_REQUEST_NULL;
-    for (int i = 0; i < count; i++) {
-        size_t begin = (size_t)i * PIECE, length = bytes - begin < PIECE ? bytes - begin : PIECE;
+    *out = r;
+    return RA_OK;
+}
+
+static void free_request(endpoint *e, request *r) { e->shared->host->free(r, r->size); }
+
+/* The i-th piece: where it begins, and its length. */
+static size_t piece_of(const request *r, int i, size_t *length) {
+    size_t begin = (size_t)i * PIECE;
+    *length = r->bytes - begin < PIECE ? r->bytes - begin : PIECE;
+    return begin;
+}
+
+/* Hands MPI the buffer for every piece that has come. Whatever a peer sends, MPI gets no message that is longer than its room:
+ * Open MPI 4.1 would write past its end. With the lock held. */
+static int match(endpoint *e, request *r) {
+    while (r->matched < r->count && !r->too_long) {
+        MPI_Message message;
+        MPI_Status status;
+        int there = 0, got = 0;
+        size_t length, begin = piece_of(r, r->matched, &length);
+        int error = MPI_Improbe(r->peer, r->tag, e->shared->comm, &there, &message, &status);
+        if (error != MPI_SUCCESS || !there) return error;
+        MPI_Get_count(&status, MPI_BYTE, &got);
+        if (got < 0 || (size_t)got > length) { /* left with MPI: the link is broken by this */
+            r->too_long = true;
+            r->received += got < 0 ? 0 : (size_t)got;
+            break;
+        }
+        error = MPI_Imrecv(r->buf + begin, got, MPI_BYTE, &message, &r->pieces[r->matched]);
+        if (error != MPI_SUCCESS) return error;
+        r->matched++;
+        r->received += (size_t)got;
+        if ((size_t)got < length) r->count = r->matched; /* shorter than asked for: no piece follows */
+    }
+    return MPI_SUCCESS;
+}
+
+static void forget_receive(endpoint *e, request *r) {
+    request **at = &e->receives;
+    while (*at && *at != r) at = &(*at)->following;
+    if (*at) *at = r->following;
+}
+
+static ra_status post_recv(void *ctx, int peer, uint64_t tag, void *buf, size_t bytes, void **out) {
+    endpoint *e = ctx;
+    request *r = NULL;
+    ra_status status = new_request(e, peer, tag, buf, bytes, true, &r);
+    if (status != RA_OK) return status;
+    if (!r->own) {
         pthread_mutex_lock(&mpi_mutex);
-        int error = MPI_SUCCESS, mpi_peer_tag = mpi_tag(e, tag);
-        if (atomic_load(&closing)) count = i; /* whoever waits for it is told */
-        else if (receiving)
-            error = MPI_Irecv(buf + begin, (int)length, MPI_BYTE, peer, mpi_peer_tag, e->shared->comm, &r->pieces[i]);
-        else error = MPI_Isend(buf + begin, (int)length, MPI_BYTE, peer, mpi_peer_tag, e->shared->comm, &r->pieces[i]);
+        request **end = &e->receives;
+        while (*end) end = &(*end)->following;
+        *end = r;
         pthread_mutex_unlock(&mpi_mutex);
-        /* Pieces that are on their way keep r: the link is broken by this, and nothing of it is used again. */
-        if (error != MPI_SUCCESS) return mpi_failed(host, error, receiving ? "MPI_Irecv" : "MPI_Isend");
     }
     *out = r;
     return RA_OK;
 }
 
-static ra_status post_recv(void *ctx, int peer, uint64_t tag, void *buf, size_t bytes, void **out) {
-    return post(ctx, peer, tag, buf, bytes, true, out);
-}
-
 static ra_status post_send(void *ctx, int peer, uint64_t tag, const void *buf, size_t bytes, void **out) {
-    return post(ctx, peer, tag, (char *)(uintptr_t)buf, bytes, false, out);
-}
-
-/* Gives up what has not begun; true when MPI has let go of all pieces. What is just ending gets a moment for it. */
-static bool give_up(request *r) {
-    bool all = true;
-    double begin = now(), until = begin + 0.01;
-    for (int i = r->next; i < r->count; i++) {
-        int done = 0;
-        bool cancelled = false;
-        for (; !done; relax(begin)) {
-            pthread_mutex_lock(&mpi_mutex);
-            if (atomic_load(&closing)) done = 1;
-            else MPI_Test(&r->pieces[i], &done, MPI_STATUS_IGNORE);
-            if (!done && r->receiving && !cancelled) MPI_Cancel(&r->pieces[i]);
-            cancelled = true;
-            pthread_mutex_unlock(&mpi_mutex);
-            if (now() > until) break;
-        }
-        all &= done != 0;
+    endpoint *e = ctx;
+    request *r = NULL;
+    ra_status status = new_request(e, peer, tag, (char *)(uintptr_t)buf, bytes, false, &r);
+    if (status != RA_OK) return status;
+    for (; r->matched < r->count; r->matched++) {
+        size_t length, begin = piece_of(r, r->matched, &length);
+        int error = MPI_SUCCESS;
+        pthread_mutex_lock(&mpi_mutex);
+        bool over = atomic_load(&closing); /* whoever waits for it is told */
+        if (!over)
+            error = MPI_Isend(r->buf + begin, (int)length, MPI_BYTE, peer, r->tag, e->shared->comm, &r->pieces[r->matched]);
+        pthread_mutex_unlock(&mpi_mutex);
+        if (over) break;
+        /* Pieces that are on their way keep r: the link is broken by this, and nothing of it is used again. */
+        if (error != MPI_SUCCESS) return mpi_failed(e->shared->host, error, "MPI_Isend");
     }
-    return all;
+    *out = r;
+    return RA_OK;
 }
 
 /* Looks at the next piece. *over: the message has ended, well (MPI_SUCCESS) or not. */
-static int look(request *r, bool *over) {
-    int done = 0, got = 0;
-    MPI_Status status;
+static int look(endpoint *e, request *r, bool *over) {
+    int done = 0, error = MPI_SUCCESS;
     pthread_mutex_lock(&mpi_mutex);
-    int error = atomic_load(&closing) ? MPI_SUCCESS : MPI_Test(&r->pieces[r->next], &done, &status);
-    if (error == MPI_SUCCESS && done && r->receiving) MPI_Get_count(&status, MPI_BYTE, &got);
-    pthread_mutex_unlock(&mpi_mutex);
-    *over = error != MPI_SUCCESS;
-    if (error != MPI_SUCCESS || !done) return error;
-    size_t begin = (size_t)r->next * PIECE, length = r->bytes - begin < PIECE ? r->bytes - begin : PIECE;
-    r->next++;
-    r->received += (size_t)got;
-    *over = r->next == r->count;
-    if (r->receiving && (size_t)got < length) { /* shorter than asked for: no piece follows */
-        give_up(r);
-        *over = true;
+    if (!atomic_load(&closing)) {
+        if (r->receiving) error = match(e, r);
+        /* The others begin as soon as they have come, too, and not when it is their turn to be waited for. */
+        for (request *other = e->receives; other && error == MPI_SUCCESS && !r->own; other = other->following)
+            if (other != r) match(e, other); /* whoever waits for it hears of an error again */
+        if (error == MPI_SUCCESS && r->next < r->matched) error = MPI_Test(&r->pieces[r->next], &done, MPI_STATUS_IGNORE);
     }
-    return MPI_SUCCESS;
+    r->next += done;
+    *over = error != MPI_SUCCESS || r->next == r->count || r->too_long;
+    if (*over && r->receiving && !r->own) forget_receive(e, r);
+    pthread_mutex_unlock(&mpi_mutex);
+    return error;
+}
+
+static ra_status too_long(const endpoint *e, const request *r) {
+    char text[128];
+    snprintf(text, sizeof text, "rank %d sent at least %zu bytes to a receive of %zu", r->peer, r->received, r->bytes);
+    return e->shared->host->fail(RA_PROTOCOL, text);
 }
 
 static ra_status wait_request(void *ctx, void *request_, double seconds, int *done, size_t *received) {
@@ -211,12 +263,14 @@ static ra_status wait_request(void *ctx, void *request_, double seconds, int *do
     if (mpi_is_over()) return host->fail(RA_PEER_LOST, "MPI was finalized while a communicator was in use");
     for (;;) {
         bool over;
-        int before = r->next, error = look(r, &over);
+        int before = r->next, error = look(e, r, &over);
         if (over) {
-            ra_status status = error == MPI_SUCCESS ? RA_OK : mpi_failed(host, error, "MPI_Test");
+            ra_status status = RA_OK;
+            if (error != MPI_SUCCESS) status = mpi_failed(host, error, r->receiving ? "receiving" : "sending");
+            else if (r->too_long) status = too_long(e, r);
             if (received) *received = r->received;
             *done = status == RA_OK;
-            if (status == RA_OK || r->count == 1) host->free(r, r->size);
+            if (r->next == r->matched) free_request(e, r); /* else pieces are on their way, and keep it */
             return status;
         }
         if (r->next > before) { /* a piece has come: look at the next at once */
@@ -228,14 +282,28 @@ static ra_status wait_request(void *ctx, void *request_, double seconds, int *do
     }
 }
 
-/* A receive that nobody has answered can be cancelled; a send cannot (Open MPI does not even try), nor can anything whose bytes
- * are on their way. Its request is left alone then: MPI goes on using it, and the buffer. */
+/* A receive whose message has not come can be given up; a send cannot (Open MPI does not even try), nor can anything whose
+ * bytes are on their way, unless it ends within a moment. Its request is left alone then: MPI goes on using it and the buffer.
+ */
 static ra_status cancel(void *ctx, void *request_) {
     endpoint *e = ctx;
     request *r = request_;
     if (mpi_is_over()) return RA_OK;
-    if (!give_up(r)) return RA_ABORTED;
-    e->shared->host->free(r, r->size);
+    double begin = now(), until = begin + 0.01;
+    pthread_mutex_lock(&mpi_mutex);
+    forget_receive(e, r);
+    pthread_mutex_unlock(&mpi_mutex);
+    while (r->next < r->matched) {
+        int done = 0;
+        pthread_mutex_lock(&mpi_mutex);
+        if (atomic_load(&closing)) done = 1;
+        else MPI_Test(&r->pieces[r->next], &done, MPI_STATUS_IGNORE);
+        pthread_mutex_unlock(&mpi_mutex);
+        r->next += done;
+        if (!done && now() > until) return RA_ABORTED;
+        if (!done) relax(begin);
+    }
+    free_request(e, r);
     return RA_OK;
 }
 
@@ -320,6 +388,28 @@ static void library_version(char *text, size_t bytes) {
     snprintf(text, bytes, "%.100s", all);
 }
 
+/* Under a launcher that speaks to another MPI every process is a world of its own: p rings of one rank instead of one of p. */
+static ra_status check_launcher(const ra_mpi_host *host) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"};
+    int ranks = 0;
+    MPI_Comm_size(MPI_COMM_WORLD, &ranks);
+    const char *name = NULL;
+    long wanted = 0;
+    for (int i = 0; i < 2; i++) {
+        const char *text = getenv(names[i]);
+        if (!text) continue;
+        name = names[i];
+        wanted = strtol(text, NULL, 10);
+        if (wanted == ranks) return RA_OK;
+    }
+    if (!name) return RA_OK;
+    char text[256];
+    snprintf(text, sizeof text,
+             "the launcher started %ld ranks (%s), but %s sees %d: use the launcher of %s, or set RINGATTN_MPI", wanted, name,
+             LIBRARY_NAME, ranks, LIBRARY_NAME);
+    return host->fail(RA_NOT_AVAILABLE, text);
+}
+
 static ra_status initialize(const ra_mpi_host *host, double seconds, bool *own_thread) {
     int initialized = 0, level = MPI_THREAD_SINGLE;
     char version[128], text[320];
@@ -341,7 +431,12 @@ static ra_status initialize(const ra_mpi_host *host, double seconds, bool *own_t
         if (start == RA_MPI_LATE) return host->fail(RA_TIMEOUT, text);
         if (error != MPI_SUCCESS) return mpi_failed(host, error, "MPI_Init_thread");
         initialized_here = true;
+        /* MPICH raises errors of requests on the world, whatever communicator they belong to. */
+        MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+        MPI_Comm_set_errhandler(MPI_COMM_SELF, MPI_ERRORS_RETURN);
     }
+    ra_status launched = check_launcher(host);
+    if (launched != RA_OK) return launched;
     MPI_Query_thread(&level);
     int main_thread = 1;
     if (level < MPI_THREAD_SERIALIZED) MPI_Is_thread_main(&main_thread);
