@@ -46,4 +46,13 @@ cc -std=c11 $(pkg-config --cflags ringattn) "$RA_SOURCE/tests/install/consumer.c
 if [ -x "$prefix/bin/ringattn" ]; then
     echo "the installed command line runs"
     "$prefix/bin/ringattn" --version | grep -q "$(pkg-config --modversion ringattn)"
+    echo "it finds the installed modules, wherever the tree lies"
+    mv "$prefix" "$work/moved"
+    unset RINGATTN_MODULE_PATH
+    for module in "$work"/moved/lib*/ringattn/ringattn_mpi_*.so "$work"/moved/lib/*/ringattn/ringattn_mpi_*.so; do
+        [ -e "$module" ] || continue
+        name=$(basename "$module" .so)
+        "$work/moved/bin/ringattn" info >"$work/info"
+        grep -q "^  ${name#ringattn_mpi_} .*MPI" "$work/info" || { cat "$work/info"; echo "$module is not found"; exit 1; }
+    done
 fi

@@ -12,10 +12,6 @@
 #include "core/status.h"
 #include "device/cuda/layout.h"
 
-#ifndef RA_MODULE_DIR
-#define RA_MODULE_DIR "/usr/local/lib/ringattn"
-#endif
-
 static struct {
 #define X(result, name, arguments) result(*name) arguments;
     RA_CUDA_FUNCTIONS(X)
@@ -49,16 +45,14 @@ static bool same_layout(const char *path) {
     return true;
 }
 
-static bool load_from(const char *directory, const char *below) {
-    char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s%s/libringattn_cuda.so", directory, below) >= (int)sizeof path) return false;
+static void load_from(const char *path) {
     FILE *file = fopen(path, "rb"); /* only to tell "not there" from "does not load" */
-    if (!file) return false;
+    if (!file) return;
     fclose(file);
     void *object = dlopen(path, RTLD_NOW | RTLD_LOCAL); /* never unloaded: CUDA does not survive that */
     if (!object) {
         snprintf(missing, sizeof missing, "%s", dlerror());
-        return false;
+        return;
     }
     const char *lacks = NULL;
 #define X(result, name, arguments)                                                                                             \
@@ -68,22 +62,12 @@ static bool load_from(const char *directory, const char *below) {
 #undef X
     if (lacks) snprintf(missing, sizeof missing, "%s belongs to another version of ringattn: it has no %s", path, lacks);
     loaded = !lacks && same_layout(path);
-    return loaded;
 }
 
-/* Where the environment says, beside this library or program, in ringattn/ beside it, where it was installed. */
 static void load(void) {
     snprintf(missing, sizeof missing, "libringattn_cuda.so was not found: this build has no CUDA kernels");
-    const char *wish = getenv("RINGATTN_MODULE_PATH");
-    if (wish && *wish) {
-        load_from(wish, "");
-        return;
-    }
-    char here[PATH_MAX] = "";
-    if (ra_own_folder(here)) {
-        if (load_from(here, "") || load_from(here, "/ringattn")) return;
-    }
-    load_from(RA_MODULE_DIR, "");
+    char path[PATH_MAX];
+    for (int place = 0; !loaded && ra_module_path("libringattn_cuda.so", place, path); place++) load_from(path);
 }
 
 static ra_status need(void) {

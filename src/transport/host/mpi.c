@@ -18,10 +18,6 @@
 #include "core/log.h"
 #include "core/status.h"
 
-#ifndef RA_MODULE_DIR
-#define RA_MODULE_DIR "/usr/local/lib/ringattn"
-#endif
-
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static const ra_mpi_module *loaded; /* one MPI a process */
 static ra_link *guard;
@@ -43,13 +39,7 @@ static const char *launcher(void) {
     return NULL; /* PMIx serves both */
 }
 
-/* Where modules lie: where the environment says, beside this library or program, in ringattn/ beside it, where they were
- * installed. */
-static const ra_mpi_module *load_from(const char *directory, const char *below, const char *implementation, char *reason,
-                                      size_t bytes) {
-    char path[PATH_MAX];
-    if (snprintf(path, sizeof path, "%s%s/ringattn_mpi_%s.so", directory, below, implementation) >= (int)sizeof path)
-        return NULL;
+static const ra_mpi_module *load_from(const char *path, const char *implementation, char *reason, size_t bytes) {
     FILE *file = fopen(path, "rb"); /* only to tell "not there" from "does not load" */
     if (!file) return NULL;
     fclose(file);
@@ -66,15 +56,12 @@ static const ra_mpi_module *load_from(const char *directory, const char *below, 
 
 static const ra_mpi_module *load(const char *implementation, char *reason, size_t bytes) {
     snprintf(reason, bytes, "ringattn_mpi_%s.so was not found: this build has no module for it", implementation);
-    const char *wish = getenv("RINGATTN_MODULE_PATH");
-    if (wish && *wish) return load_from(wish, "", implementation, reason, bytes);
     const ra_mpi_module *module = NULL;
-    char here[PATH_MAX] = "";
-    if (ra_own_folder(here)) {
-        module = load_from(here, "", implementation, reason, bytes);
-        if (!module) module = load_from(here, "/ringattn", implementation, reason, bytes);
-    }
-    return module ? module : load_from(RA_MODULE_DIR, "", implementation, reason, bytes);
+    char name[PATH_MAX], path[PATH_MAX];
+    snprintf(name, sizeof name, "ringattn_mpi_%s.so", implementation);
+    for (int place = 0; !module && ra_module_path(name, place, path); place++)
+        module = load_from(path, implementation, reason, bytes);
+    return module;
 }
 
 bool ra_mpi_describe(const char *implementation, char *text, size_t bytes) {
