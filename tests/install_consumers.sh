@@ -43,6 +43,14 @@ cc -std=c11 $(pkg-config --cflags ringattn) "$RA_SOURCE/tests/install/consumer.c
     $(pkg-config --static --libs ringattn | sed 's/-L[^ ]*//')
 "$work/c_static"
 
+echo "the examples, by the line that the C API's page gives"
+for example in attention ring_threads; do
+    cp "$RA_SOURCE/examples/$example.c" "$work/program.c"
+    line=$(sed -n 's/^cc program\.c /cc program.c /p' "$RA_SOURCE/docs/c-api.md")
+    [ -n "$line" ]
+    (cd "$work" && eval "$line -o $example" && LD_LIBRARY_PATH=$libdir "./$example" >/dev/null) || { echo "$example failed: $line"; exit 1; }
+done
+
 if [ -x "$prefix/bin/ringattn" ]; then
     echo "the installed command line runs"
     "$prefix/bin/ringattn" --version | grep -q "$(pkg-config --modversion ringattn)"
