@@ -36,11 +36,14 @@ string(REGEX REPLACE "/$" "" prefix_from_pc "${prefix_from_pc}")
 configure_file(cmake/ringattn.pc.in ringattn.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/ringattn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
-# A Python wheel (pyproject.toml) holds the shared library beside the package's files; wheels know no symbolic links. The CUDA part takes
-# minutes to build, so it comes along on machines with a GPU, or with -DRA_WHEEL_CUDA=ON.
+# A Python wheel (pyproject.toml) holds the shared library and the command line beside the package's files; wheels know no symbolic
+# links. The CUDA part takes minutes to build, so it comes along on machines with a GPU, or with -DRA_WHEEL_CUDA=ON.
 if(SKBUILD)
-    add_custom_target(wheel DEPENDS ringattn)
+    add_custom_target(wheel DEPENDS ringattn $<TARGET_NAME_IF_EXISTS:ringattn_cli>)
     install(FILES $<TARGET_FILE:ringattn> DESTINATION ringattn COMPONENT python RENAME libringattn.so)
+    if(TARGET ringattn_cli)
+        install(PROGRAMS $<TARGET_FILE:ringattn_cli> DESTINATION ringattn COMPONENT python)
+    endif()
     if(EXISTS /dev/nvidiactl)
         set(has_gpu ON)
     else()
