@@ -21,6 +21,7 @@ except ImportError:
 
 NEED_TORCH = [
     "test_torch.py",
+    "test_transforms.py",
     "test_compile.py",
     "test_modules.py",
     "test_multihead.py",
