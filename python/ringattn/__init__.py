@@ -15,6 +15,7 @@ from ._engine import stats
 from ._info import describe, info, recommended_dtype
 from ._lib import RingattnError
 from ._lib import version as __version__
+from ._porting import flash_attn_func, sdpa
 from .custom import Transport, custom_group
 from .sharding import positions, shard, unshard
 
@@ -82,6 +83,7 @@ __all__ = [
     "custom_group",
     "describe",
     "draw",
+    "flash_attn_func",
     "info",
     "like",
     "positions",

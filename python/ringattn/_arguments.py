@@ -6,6 +6,7 @@ import operator
 from typing import Any, Sequence
 
 from . import _lib
+from ._config import warn_once
 from ._engine import Ranges
 
 
@@ -27,6 +28,12 @@ def checked_shapes(
     if not kv_heads or heads % kv_heads:
         raise ValueError(
             f"query has {heads} heads and key {kv_heads}; the number of query heads must be a multiple of the key heads"
+        )
+    if heads >= 64 and heads >= 8 * rows and rows == keys:
+        warn_once(
+            ("heads first",),
+            f"query has shape {tuple(query)}, which is read as [batch, rows, heads, head dim]: {rows} rows of {heads} heads. Is it "
+            f"[batch, heads, rows, head dim]? ringattn.sdpa takes that, and query.swapaxes(1, 2) turns it",
         )
     return batch, rows, heads, dim, keys, kv_heads
 

@@ -10,8 +10,9 @@ import numpy as np
 
 from . import _lib
 from ._arguments import checked_seed, checked_shapes, key_ranges
-from ._config import Options, Shape, make_options, refuse
+from ._config import Options, Shape, make_options
 from ._engine import NOTHING, Alone, Tensor
+from ._foreign import refuse
 from .dist import resolve
 
 _DTYPES = {np.dtype(np.float32): _lib.F32, np.dtype(np.float16): _lib.F16, np.dtype(np.float64): _lib.F64}
@@ -71,7 +72,8 @@ def attention(
         call_timeout: seconds that a call may last with ranks that all live; None for ever.
         kernel: a kernel's name, or ``"auto"``.
         return_lse: also return the log-sum-exp of the scores, ``[B, H, Nq]`` (float64 for float64, else float32).
-        unsupported: what other libraries know, ``attn_mask`` say, raises ValueError with the reason unless it is None.
+        unsupported: what other libraries know raises ValueError: with the name that it has here (``causal``, ``softmax_scale``), or
+            with the reason why it is not supported (``attn_mask``). Values that switch it off are taken.
 
     Returns:
         ``out`` like query, or ``(out, lse)``. A row without any key is 0, its lse -inf.

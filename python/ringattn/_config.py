@@ -126,27 +126,6 @@ def limits(window: Any) -> tuple[int, int]:
     return _lib.fits("window", left), _lib.fits("window", right)
 
 
-_UNSUPPORTED = {
-    "attn_mask": "a mask for each pair would take the memory that this saves; use is_causal, window, key_range or a pattern",
-    "attn_bias": "a bias for each pair would take the memory that this saves",
-    "cu_seqlens": "packed sequences are not available in this version; use key_range for padding",
-    "need_weights": "the weights are never formed, which is what makes long sequences possible",
-    "sinks": "attention sinks are not available in this version",
-    "softcap": "capped scores are not available in this version",
-}
-_UNSUPPORTED["attention_mask"] = _UNSUPPORTED["attn_mask"]
-
-
-def refuse(caller: str, arguments: dict[str, Any]) -> None:
-    """Raises for arguments that other libraries know and this one does not (ValueError, with the reason) or that nobody knows
-    (TypeError). An argument that asks for nothing, ``attn_mask=None`` say, is taken."""
-    for name, value in arguments.items():
-        if name not in _UNSUPPORTED:
-            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
-        if value is not None and value is not False:
-            raise ValueError(f"{name} is not supported: {_UNSUPPORTED[name]}")
-
-
 class Problem:
     """A descriptor that the library has accepted, kept for as long as calls repeat it."""
 
@@ -335,14 +314,20 @@ def _warn_of_holes(problem: Problem) -> None:
         holes, about = Problem(options, shorter).summary().holes, "about "
         rows = shorter.batch * shorter.seq_q * shorter.heads
     if holes > 0:
-        _warned.add(name)
         hint = "; dilate_queries=False or offset='residue' leaves none in a full segment" if options.dilate_queries else ""
-        warnings.warn(
+        warn_once(
+            name,
             f"{about}{100 * holes / rows:.1f}% of the query rows (over all heads) have no key in this pattern and come out as "
             f"zero{hint}",
             HolesWarning,
-            stacklevel=callers_level(),
         )
+
+
+def warn_once(name: tuple[Any, ...], text: str, kind: type[Warning] = UserWarning) -> None:
+    """Warns in the caller's line, the first time for each name."""
+    if name not in _warned:
+        _warned.add(name)
+        warnings.warn(text, kind, stacklevel=callers_level())
 
 
 def callers_level() -> int:

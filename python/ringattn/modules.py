@@ -12,6 +12,7 @@ from torch import nn
 from . import _config
 from . import dist as _dist
 from ._alike import require_alike, warn_if_alike
+from ._foreign import refuse
 from .sharding import shard, unshard
 from .torch import DTYPES, attention, key_of
 
@@ -211,7 +212,7 @@ class RingDilatedAttention(nn.Module):
         **unsupported: Any,
     ) -> Any:
         """``[B, N, H, D]`` in and out; this rank's rows where the group is one of processes."""
-        _config.refuse("forward", unsupported)
+        refuse("forward", unsupported)
         if self.device is not None and (
             query.device.type != self.device.type or self.device.index not in (None, query.device.index)
         ):

@@ -25,6 +25,7 @@ NEED_TORCH = [
     "test_compile.py",
     "test_modules.py",
     "test_multihead.py",
+    "test_porting.py",
     "test_helpers.py",
     "test_sharding.py",
     "test_custom.py",

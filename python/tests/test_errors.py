@@ -1,5 +1,7 @@
 """Wrong arguments raise, with a sentence that names them; nothing is silently ignored."""
 
+import warnings
+
 import numpy as np
 import pytest
 import ringattn
@@ -79,6 +81,13 @@ def test_a_wrong_option_is_named(options, match):
         ({"softcap": 30.0}, "softcap is not supported"),
         ({"sinks": [0.0]}, "sinks is not supported"),
         ({"cu_seqlens": [0, 4, 8]}, "cu_seqlens is not supported"),
+        ({"causal": True}, "causal is called is_causal here"),
+        ({"softmax_scale": 0.5}, "softmax_scale is called scale here"),
+        ({"window_size": (3, 0)}, r"window_size is called window=\(left, right\) here"),
+        ({"dropout": 0.1}, "dropout is called dropout_p here"),
+        ({"key_padding_mask": np.zeros((1, 8), bool)}, "key_padding_mask is called key_range"),
+        ({"alibi_slopes": np.ones(4)}, "alibi_slopes is not supported"),
+        ({"return_attn_probs": True}, "return_attn_probs is not supported: .*return_lse"),
     ],
 )
 def test_an_argument_that_is_not_supported_raises_with_the_reason(options, match):
@@ -86,7 +95,20 @@ def test_an_argument_that_is_not_supported_raises_with_the_reason(options, match
 
 
 def test_an_argument_that_asks_for_nothing_is_taken_and_an_unknown_one_is_a_type_error():
-    assert np.array_equal(ringattn.attention(X, X, X, attn_mask=None, need_weights=False), ringattn.attention(X, X, X))
+    off = {
+        "attn_mask": None,
+        "need_weights": False,
+        "causal": False,
+        "softmax_scale": None,
+        "window_size": (-1, -1),
+        "softcap": 0.0,
+        "alibi_slopes": None,
+        "return_attn_probs": False,
+        "dropout": 0,
+    }
+    for either in (False, True):
+        found = ringattn.attention(X, X, X, **off, deterministic=either, enable_gqa=either)
+        assert np.array_equal(found, ringattn.attention(X, X, X))
     with pytest.raises(TypeError, match="unexpected keyword argument 'is_casual'"):
         ringattn.attention(X, X, X, is_casual=True)
     with pytest.raises(TypeError, match="unexpected keyword argument 'is_casual'"):
@@ -169,6 +191,20 @@ def test_every_integer_that_is_handed_to_the_library_is_checked():
             if kind in _lib._RANGE:
                 with pytest.raises(ValueError, match=f"{name} is .* must fit into"):
                     getattr(_lib.lib, name).argtypes[index].from_param(2**64)
+
+
+def test_tensors_with_heads_first_are_warned_about_once():
+    swapped = np.zeros((1, 64, 8, 4), np.float32).swapaxes(1, 2)
+    few = np.zeros((1, 8, 63, 4), np.float32)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ringattn.attention(swapped.swapaxes(1, 2), *[swapped.swapaxes(1, 2)] * 2)  # 64 rows of 8 heads
+        ringattn.attention(few, few, few)
+        ringattn.attention(swapped[:, :1], swapped, swapped)  # a step of decoding
+    with pytest.warns(UserWarning, match=r"8 rows of 64 heads.*ringattn.sdpa") as caught:
+        ringattn.attention(swapped, swapped, swapped)
+        ringattn.attention(swapped, swapped, swapped)
+    assert len(caught) == 1 and caught[0].filename == __file__
 
 
 def test_like_describe_draw_and_dtype_refuse_what_they_do_not_know():

@@ -22,6 +22,7 @@ MODULES = [
     "_engine",
     "_info",
     "_lib",
+    "_porting",
     "cache",
     "custom",
     "gradients",
