@@ -1,6 +1,7 @@
 """Ctrl-C in the middle of calls on in-process ranks, once and again and again; leaves what went wrong as an assertion."""
 
 import signal
+import sys
 import threading
 import time
 
@@ -10,21 +11,34 @@ import ringattn
 N, RANKS = 6000, 4
 
 
-def inside():
-    return [thread.name for thread in threading.enumerate() if thread.name.startswith("ringattn rank")]
+def ranks():
+    return [thread for thread in threading.enumerate() if thread.name.startswith("ringattn rank")]
+
+
+def at_work():
+    """The ranks that are inside a pass, and not merely about to end."""
+    frames, found = sys._current_frames(), []
+    for thread in ranks():
+        frame = frames.get(thread.ident)
+        while frame is not None and frame.f_code.co_name != "run_on":
+            frame = frame.f_back
+        if frame is not None:
+            found.append(thread.name)
+    return found
 
 
 def interrupted(x, delay, again):
-    """Whether a call on x was interrupted after `delay` seconds."""
+    """Whether a call on x was interrupted after `delay` seconds; with `again`, then over and over, the interrupt itself, too."""
     try:
         signal.setitimer(signal.ITIMER_REAL, delay, again)
         ringattn.attention(x, x, x, group=RANKS, threads=1)
         return False
     except KeyboardInterrupt:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        assert again or not at_work(), f"{at_work()} are still at work"
         return True
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        assert not inside(), f"{inside()} are still at work"
 
 
 def main():
@@ -39,8 +53,13 @@ def main():
     for part in (0.0001, 0.001, 0.01, 0.1, 0.3, 0.5):
         for again in (0.0, 0.002):
             x = rng.standard_normal((1, N, 4, 64), dtype=np.float32)  # gone as soon as the call has raised
-            count += interrupted(x, max(1e-6, part * whole), again)
+            try:
+                count += interrupted(x, max(1e-6, part * whole), again)
+            except KeyboardInterrupt:  # the last of many
+                count += 1
             del x
+            for thread in ranks():
+                thread.join()
             found = ringattn.attention(small, small, small, group=RANKS)
             assert np.abs(found - expected).max() < 1e-5
     assert count >= 6, f"{count} of 12 calls were interrupted"
