@@ -21,14 +21,15 @@ def range_of_mask(mask: torch.Tensor, group: str = "", layout: str = "contiguous
 
     On a group of processes the mask covers this rank's keys.
     """
-    return (_range_op if torch.compiler.is_compiling() else _range)(mask, group, layout)
+    return (_range_op if torch.compiler.is_compiling() else padding_range)(mask, group, layout)
 
 
-def _range(mask: torch.Tensor, group: str, layout: str) -> torch.Tensor:
+def padding_range(mask: torch.Tensor, group: str, layout: str, name: str = "key_padding_mask") -> torch.Tensor:
+    """`range_of_mask` outside of graphs; ``name`` is what the user calls the mask."""
     if mask.dtype != torch.bool:
         padding = mask != 0
         if bool((padding & (mask != float("-inf"))).any()):
-            raise ValueError("key_padding_mask adds numbers to the scores; only 0 and -inf (or a boolean mask) are supported")
+            raise ValueError(f"{name} adds numbers to the scores; only 0 and -inf (or a boolean mask) are supported")
         mask = padding
     keep = ~mask.cpu()
     batch, rows = keep.shape
@@ -46,7 +47,7 @@ def _range(mask: torch.Tensor, group: str, layout: str) -> torch.Tensor:
     if wrong.any():
         entry = int(wrong.nonzero()[0])
         raise ValueError(
-            f"key_padding_mask leaves {int(count[entry])} keys of batch entry {entry} that are not adjacent (between "
+            f"{name} leaves {int(count[entry])} keys of batch entry {entry} that are not adjacent (between "
             f"{int(begin[entry])} and {int(end[entry]) - 1}); only a range of keys, padded before or after, is supported"
         )
     empty = count == 0
@@ -55,7 +56,7 @@ def _range(mask: torch.Tensor, group: str, layout: str) -> torch.Tensor:
 
 @torch.library.custom_op("ringattn::range_of_mask", mutates_args=(), schema="(Tensor mask, str group, str layout) -> Tensor")
 def _range_op(mask: torch.Tensor, group: str, layout: str) -> torch.Tensor:
-    return _range(mask, group, layout)  # an operator, so that the check survives torch.compile
+    return padding_range(mask, group, layout)  # an operator, so that the check survives torch.compile
 
 
 @_range_op.register_fake

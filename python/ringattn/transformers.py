@@ -6,40 +6,49 @@ from typing import Any, Callable, Optional
 
 import torch
 
+from . import dist as _dist
 from ._config import Settings, checked
-from .multihead import range_of_mask
-from .torch import attention
+from ._hf_mask import check_positions, is_mask, read, write, write_op
+from ._hf_op import masked_forward
+from ._hf_rule import NOT_SUPPORTED, read as read_rule, without_packing
+from .torch import _ready, _seed_tensor, attention, key_of
 
 # What a model does not decide itself.
 _OPTIONS = {*Settings._fields, "group"} - {"is_causal", "window", "scale", "dropout_p"}
 
-
-# What a model's mask says, handed from the mask function to the attention function. transformers passes masks on as tensors of
-# four dimensions, so that is what it travels as: int64 [batch, 1, 1, columns], on the CPU, where the library needs the numbers.
-_MARK = 0x72696E6761  # no mask of a user's begins with it
-_COLUMNS = 7  # mark, causal, window left and right, keys that count (a static cache holds more), first key, past the last key
-
-
-def _encode(is_causal: bool, window: tuple[int, int], keys: int, key_range: Optional[torch.Tensor], batch: int) -> torch.Tensor:
-    mask = torch.tensor([_MARK, int(is_causal), *window, keys, 0, keys]).repeat(batch, 1)
-    if key_range is not None:
-        mask[:, -2:] = key_range
-    return mask.view(batch, 1, 1, _COLUMNS)
-
-
-def _decode(mask: Any) -> tuple[bool, tuple[int, int], int, list[list[int]]]:
-    if (
-        not isinstance(mask, torch.Tensor)
-        or mask.dtype != torch.int64
-        or mask.shape[1:] != (1, 1, _COLUMNS)
-        or int(mask[0, 0, 0, 0]) != _MARK
-    ):
-        raise ValueError(
-            "ringattn supports causal, full and sliding-window masks with padding; an attention mask that is given whole is not"
-        )
-    rows = mask.view(-1, _COLUMNS).tolist()
-    _, is_causal, left, right, keys, _, _ = rows[0]
-    return bool(is_causal), (left, right), keys, [row[-2:] for row in rows]
+# What models hand to attention beside its arguments and does not change it.
+_HARMLESS = {
+    "cache_position",
+    "deterministic",  # results are always the same
+    "labels",
+    "logits_to_keep",
+    "num_items_in_batch",
+    "output_hidden_states",
+    "output_router_logits",
+    "position_embeddings",  # query and key have them already
+    "position_ids",
+    "return_dict",
+    "shift_labels",
+    "use_cache",
+}
+_PACKED = "packed documents are not kept apart: give each document its own row, padded, with an attention_mask"
+_REFUSED = {
+    "block_indices": "sparse attention by given indices is not supported",
+    "cache": "paged caches are not supported",
+    "cu_seq_lens_k": _PACKED,
+    "cu_seq_lens_q": _PACKED,
+    "head_mask": "heads cannot be masked",
+    "indices": "sparse attention by given indices is not supported",
+    "layer_head_mask": "heads cannot be masked",
+    "max_length_k": _PACKED,
+    "max_length_q": _PACKED,
+    "output_attentions": "the weights are never formed",
+    "position_bias": "a bias for each pair would take the memory that this saves",
+    "s_aux": "attention sinks are not available in this version",
+    "seq_idx": _PACKED,
+    "sinks": "attention sinks are not available in this version",
+    "softcap": "capped scores are not available in this version",
+}
 
 
 def register(name: str = "ringattn", **options: Any) -> None:
@@ -49,7 +58,10 @@ def register(name: str = "ringattn", **options: Any) -> None:
     offset, dilate_queries, group, layout, schedule, threads and so on. Without a pattern the results are those of ``sdpa``.
 
     Causal and full attention, sliding windows, padding on either side, grouped heads and caches are supported; masks of any
-    other shape, softcapping, attention sinks and position biases raise ValueError.
+    other shape, packed documents, softcapping, attention sinks and position biases raise ValueError.
+
+    With a group of processes each rank calls the model with its rows: ``ringattn.shard`` of ``input_ids``, ``attention_mask`` and
+    the shifted labels, and ``position_ids=ringattn.positions(n, group, layout)[None]``, which is checked.
 
     >>> import ringattn.transformers, torch, transformers
     >>> ringattn.transformers.register()
@@ -66,86 +78,83 @@ def register(name: str = "ringattn", **options: Any) -> None:
         from transformers.masking_utils import AttentionMaskInterface
     except ImportError as error:
         raise ImportError("ringattn.transformers needs transformers 4.53 or later") from error
-    AttentionInterface.register(name, _attention_function(options))
-    AttentionMaskInterface.register(name, _mask)
-
-
-def _mask(
-    batch_size: int,
-    kv_length: int,
-    mask_function: Callable[..., Any],
-    attention_mask: Optional[torch.Tensor] = None,
-    q_length: Any = None,
-    q_offset: Any = 0,
-    kv_offset: int = 0,
-    cache_position: Optional[torch.Tensor] = None,
-    local_size: Optional[int] = None,
-    use_vmap: bool = False,
-    device: Any = "cpu",
-    **_: Any,
-) -> torch.Tensor:
-    """Reads a mask from the rule that transformers gives for it, and checks the reading at every boundary of the rule."""
-    if use_vmap:
-        raise ValueError(
-            "ringattn supports causal, full and sliding-window masks with padding; this model adds a mask of its own"
-        )
-    if isinstance(q_length, torch.Tensor):  # before transformers 4.57 the positions of the queries came in its place
-        cache_position, q_length = q_length, None
-    if cache_position is not None:
-        q_length, q_offset = cache_position.shape[0], int(cache_position[0])
-        device = cache_position.device
-    q_offset = int(q_offset)
-    first = q_offset - kv_offset  # the queries' place among the keys
-    keys = min(kv_length, max(first + q_length, 0))
-    queries = torch.arange(q_offset, q_offset + q_length, device=device)
-
-    def allowed(distance: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Whether the rule lets each query see the key at a distance; and the distance, which ends with the keys."""
-        positions = (queries + distance).clamp(kv_offset, kv_offset + kv_length - 1)
-        zero = torch.zeros((), dtype=torch.int64, device=device)
-        seen = [
-            torch.as_tensor(mask_function(zero + entry, zero, queries, positions), device=device).expand(q_length).bool()
-            for entry in range(batch_size)
-        ]
-        return torch.stack(seen), positions - queries
-
-    is_causal = kv_length > q_length + first or _says_no(allowed(1))
-    if not is_causal:
-        keys = kv_length
-    left = -1 if local_size is None else local_size - 1
-    for distance in (-kv_length, -(left + 2), -(left + 1), -left, -1, 0, 1, left, left + 1, kv_length):
-        seen, actual = allowed(distance)
-        expected = torch.ones_like(seen)
-        if is_causal:
-            expected &= actual <= 0
-        if left >= 0:
-            expected &= actual >= -left
-            if not is_causal:
-                expected &= actual <= left
-        if not bool((seen == expected).all()):
-            raise ValueError(
-                "ringattn supports causal, full and sliding-window masks with padding; this model's mask is another one "
-                "(packed sequences, say)"
-            )
-    window = (-1, -1) if left < 0 else (left, 0 if is_causal else left)
-    key_range = None
-    if attention_mask is not None:
-        padding = ~attention_mask[:, kv_offset : kv_offset + keys].bool()
-        if padding.shape[1] < keys:
-            padding = torch.nn.functional.pad(padding, (0, keys - padding.shape[1]), value=True)
-        key_range = range_of_mask(padding)
-    return _encode(is_causal, window, keys, key_range, batch_size)
-
-
-def _says_no(answer: tuple[torch.Tensor, torch.Tensor]) -> bool:
-    seen, distance = answer
-    return bool((~seen & (distance == 1)).any())
-
-
-def _attention_function(options: dict[str, Any]) -> Callable[..., Any]:
     group = options.pop("group", None)
     base = checked(Settings(**options))
+    AttentionInterface.register(name, _attention_function(base, group))
+    AttentionMaskInterface.register(name, _mask_function(base.layout, group))
 
+
+# ------------------------------------------------------------------------------------------------------------------------- mask
+
+
+def _mask_function(layout: str, group: Any) -> Callable[..., torch.Tensor]:
+    def ringattn_mask(
+        batch_size: int,
+        kv_length: int,
+        mask_function: Callable[..., Any],
+        attention_mask: Optional[torch.Tensor] = None,
+        q_length: Any = None,
+        q_offset: Any = 0,
+        kv_offset: int = 0,
+        cache_position: Optional[torch.Tensor] = None,
+        local_size: Optional[int] = None,
+        use_vmap: bool = False,
+        device: Any = "cpu",
+        **others: Any,
+    ) -> torch.Tensor:
+        if use_vmap:
+            raise ValueError(f"{NOT_SUPPORTED}: it adds a function of its own")
+        if isinstance(q_length, torch.Tensor):  # before transformers 5 the positions of the queries came in its place
+            cache_position, q_length = q_length, None
+        if cache_position is not None:
+            q_length, q_offset, device = cache_position.shape[0], cache_position[0], cache_position.device
+        offset, q_offset = (q_offset, 0) if isinstance(q_offset, torch.Tensor) else (None, q_offset)
+        compiling, seen, expected = torch.compiler.is_compiling(), None, None
+        if compiling and attention_mask is None and _may_be_packed(mask_function, others):
+            if group is not None:
+                raise ValueError("under torch.compile register(group=...) needs an attention_mask, of ones where nothing is padded")
+            left, right = -1 if local_size is None else local_size - 1, 0
+            first = q_offset if offset is None else offset
+            seen, expected = _samples(mask_function, batch_size, q_length, first, kv_length, kv_offset, left, device)
+        else:
+            if not compiling:
+                mask_function, packed = without_packing(mask_function)
+                if packed and _dist.place_of(group) is None:
+                    raise ValueError(f"position_ids are not consecutive, which counts as packed documents; {_PACKED}")
+            left, right = read_rule(mask_function)
+        numbers = [batch_size, q_length, q_offset, kv_length, kv_offset, left, right]
+        return (write_op if compiling else write)(attention_mask, seen, expected, offset, numbers, key_of(group), layout)
+
+    return ringattn_mask
+
+
+def _may_be_packed(mask_function: Callable[..., Any], others: dict[str, Any]) -> bool:
+    """Whether a rule may look into position ids. While it traces, transformers takes all of them for those of packed documents,
+    and a graph cannot look into the rule: samples of it are compared when the graph runs."""
+    from transformers.masking_utils import causal_mask_function
+
+    return mask_function is not causal_mask_function and "allow_is_bidirectional_skip" not in others
+
+
+def _samples(
+    rule: Callable[..., Any], batch: int, q_length: int, first: Any, kv_length: int, kv_offset: int, left: int, device: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a causal rule, windowed where left is not -1, says on both sides of each of its edges, and what it must say."""
+    queries = torch.arange(q_length, device=device) + first
+    entries, zero = torch.arange(batch, device=device)[:, None], torch.zeros((), dtype=torch.int64, device=device)
+    seen, expected = [], []
+    for distance in (-1, 0, 1) if left < 0 else (-1, 0, 1, left, left + 1):
+        keys = (queries - distance).clamp(kv_offset, kv_offset + kv_length - 1)
+        seen.append(rule(entries, zero, queries[None], keys[None]).expand(batch, q_length))
+        apart = queries - keys
+        expected.append(((apart >= 0) & (apart <= left if left >= 0 else apart >= 0)).expand(batch, q_length))
+    return torch.stack(seen), torch.stack(expected)
+
+
+# -------------------------------------------------------------------------------------------------------------------- attention
+
+
+def _attention_function(base: Settings, group: Any) -> Callable[..., Any]:
     def ringattn_attention(
         module: torch.nn.Module,
         query: torch.Tensor,
@@ -156,24 +165,40 @@ def _attention_function(options: dict[str, Any]) -> Callable[..., Any]:
         dropout: float = 0.0,
         is_causal: Optional[bool] = None,
         sliding_window: Optional[int] = None,
-        **kwargs: Any,
+        **others: Any,
     ) -> tuple[torch.Tensor, None]:
-        for name in ("softcap", "s_aux", "position_bias"):
-            if kwargs.get(name) is not None:
-                raise ValueError(f"{name} is not supported by ringattn")
-        if kwargs.get("output_attentions"):
-            raise ValueError("output_attentions is not supported by ringattn: the weights are never formed")
-        window, key_range = (-1, -1), None
-        if attention_mask is not None:
-            causal, window, keys, key_range = _decode(attention_mask)
-            key, value = key[:, :, :keys], value[:, :, :keys]
-        else:
-            causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-            if sliding_window is not None:
-                window = (sliding_window - 1, 0 if causal else sliding_window - 1)
+        for name, given in others.items():
+            if name not in _HARMLESS and given is not None and given is not False:
+                _refuse(name)
         query, key, value = (x.transpose(1, 2) for x in (query, key, value))
         query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-        settings = base._replace(is_causal=causal, window=window, scale=scaling, dropout_p=dropout)
-        return attention(query, key, value, settings, key_range, None, group, False), None
+        settings = base._replace(scale=scaling, dropout_p=dropout)
+        if attention_mask is None:
+            if _dist.place_of(group) is not None:
+                raise ValueError("this model makes no mask of its own, which register(group=...) needs to learn all ranks' lengths")
+            causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+            if sliding_window is not None:
+                settings = settings._replace(window=(sliding_window - 1, 0 if causal else sliding_window - 1))
+            settings = settings._replace(is_causal=causal)
+            return attention(query, key, value, settings, None, None, group, False), None
+        position_ids = others.get("position_ids")
+        if torch.compiler.is_compiling() and is_mask(attention_mask):
+            query, key, value = _ready(query, key, value)
+            seed = _seed_tensor(None, dropout)
+            out, _, _ = masked_forward(query, key, value, attention_mask, position_ids, seed, *settings, key_of(group))
+            return out, None
+        told = read(attention_mask)
+        if told.checked is None or told.checked is not position_ids:
+            check_positions(told, position_ids, query.size(1), _dist.resolve(group), settings.layout)
+        if told.keys < key.size(1):
+            key, value = key[:, : told.keys], value[:, : told.keys]
+        settings = settings._replace(is_causal=told.is_causal, window=told.window)
+        return attention(query, key, value, settings, told.key_range, None, group, False), None
 
     return ringattn_attention
+
+
+def _refuse(name: str) -> None:
+    if name in _REFUSED:
+        raise ValueError(f"{name} is not supported by ringattn: {_REFUSED[name]}")
+    raise TypeError(f"the model hands {name!r} to attention, which ringattn does not know; is it a misspelt argument?")

@@ -1,7 +1,11 @@
 """attn_implementation="ringattn" in Hugging Face models: a tiny Llama, randomly initialised, against sdpa."""
 
+import json
+import pathlib
+
 import pytest
 import torch
+from conftest import run_python
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
 import ringattn.transformers  # noqa: E402
@@ -115,16 +119,144 @@ def test_a_pattern_given_to_register_is_used():
     assert not torch.allclose(dense, dilated, atol=1e-3)
 
 
+def seq2seq(kind, name):
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=64,
+        d_model=32,
+        encoder_layers=1,
+        decoder_layers=1,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_ffn_dim=64,
+        decoder_ffn_dim=64,
+        max_position_embeddings=64,
+        pad_token_id=1,
+        bos_token_id=0,
+        eos_token_id=2,
+        decoder_start_token_id=2,
+        forced_eos_token_id=None,
+        attn_implementation=name,
+    )
+    suffix = "MTModel" if kind == "Marian" else "ForConditionalGeneration"
+    return getattr(transformers, kind + suffix)(config).eval()
+
+
+@pytest.mark.parametrize("kind", ["Bart", "Marian", "Pegasus"])
+def test_encoders_with_decoders_generate_the_tokens_of_sdpa(kind):
+    data = batch("right")
+    data = {"input_ids": data["input_ids"].clamp(min=3), "attention_mask": data["attention_mask"]}
+    options = {"max_new_tokens": 5, "min_new_tokens": 5, "do_sample": False}
+    assert torch.equal(*(seq2seq(kind, name).generate(**data, **options) for name in ("ringattn", "sdpa")))
+
+
+@pytest.mark.parametrize("kind, padding", [("Llama", None), ("Llama", "left"), ("Mistral", None), ("Mistral", "left")])
+def test_one_graph_holds_a_training_step(kind, padding):
+    options = {"sliding_window": 5} if kind == "Mistral" else {}
+    found = []
+    for name in ("ringattn", "sdpa"):
+        torch._dynamo.reset()
+        net = model(name, kind, num_hidden_layers=1, **options).train()
+        call = torch.compile(net, fullgraph=True, backend="aot_eager") if name == "ringattn" else net
+        loss = call(**batch(padding), use_cache=False).loss
+        loss.backward()
+        found.append([loss.detach(), *(p.grad for p in net.parameters())])
+    for ours, theirs in zip(*found):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_one_graph_serves_a_static_cache_that_fills():
+    data = {name: value for name, value in batch("left").items() if name != "labels"}
+    found, graphs = [], []
+
+    def counting(graph, _):
+        graphs.append(graph)
+        return graph.forward
+
+    for name in ("ringattn", "sdpa"):
+        torch._dynamo.reset()
+        net = model(name, num_hidden_layers=1).eval()
+        if name == "ringattn":
+            net.forward = torch.compile(net.forward, fullgraph=True, backend=counting)
+        options = {"cache_implementation": "static", "disable_compile": True}
+        found.append(net.generate(**data, max_new_tokens=6, do_sample=False, **options))
+    assert torch.equal(*found)
+    assert len(graphs) <= 3, f"{len(graphs)} graphs for a prompt and 5 tokens"
+
+
+@pytest.mark.parametrize("padding", [None, "left"])
+def test_a_model_is_exported_where_sdpa_is(padding):
+    data = {name: value for name, value in batch(padding).items() if name != "labels" and value is not None}
+    net = model("ringattn", num_hidden_layers=1).eval()
+    exported = torch.export.export(net, (), {**data, "use_cache": False}, strict=False).module()
+    torch.testing.assert_close(exported(**data, use_cache=False).logits, net(**data).logits)
+
+
+def test_a_graph_refuses_packed_documents_when_it_runs():
+    torch._dynamo.reset()
+    net = torch.compile(model("ringattn", num_hidden_layers=1).eval(), fullgraph=True, backend="eager")
+    tokens = batch(None)["input_ids"]
+    places = torch.arange(20)[None].expand(3, -1)
+    net(tokens, position_ids=places, use_cache=False)
+    with pytest.raises(ValueError, match="position_ids that are not consecutive"):
+        net(tokens, position_ids=places % 10, use_cache=False)
+
+
+def test_a_token_costs_one_call_of_the_library_a_layer(monkeypatch):
+    from ringattn import _engine
+
+    calls, plans = [], []
+    forward, plan = _engine.Communicator.forward, _engine.lib.ra_plan_create
+    monkeypatch.setattr(_engine.Communicator, "forward", lambda self, *rest: (calls.append(1), forward(self, *rest))[1])
+    monkeypatch.setattr(_engine.lib, "ra_plan_create", lambda *rest: (plans.append(1), plan(*rest))[1])
+    for padding in (None, "left"):
+        data = {name: value for name, value in batch(padding).items() if name != "labels"}
+        calls.clear(), plans.clear()
+        model("ringattn").eval().generate(**data, max_new_tokens=6, min_new_tokens=6, do_sample=False)
+        assert len(calls) == 6 * 2, "6 tokens, 2 layers"
+        assert len(plans) == 6, "layers share a plan"
+
+
+def test_on_a_group_of_processes(tmp_path):
+    path = tmp_path / "results.json"
+    worker = pathlib.Path(__file__).parent / "workers" / "hf_checks.py"
+    done = run_python(worker, ranks=3, arguments=[path])
+    found = json.loads(path.read_text())
+    assert len(found) == 4 and set(found.values()) == {"ok"}, f"{found}\n{done.stderr[-4000:]}"
+
+
 def test_what_is_not_supported_raises_with_the_reason():
     net = model("ringattn").eval()
     tokens = batch(None)["input_ids"]
     holes = torch.ones_like(tokens)
     holes[0, 5] = 0
-    with pytest.raises(ValueError, match="not adjacent"):
+    with pytest.raises(ValueError, match="attention_mask leaves 19 keys of batch entry 0 that are not adjacent"):
         net(tokens, attention_mask=holes)
-    with pytest.raises(ValueError, match="given whole"):
+    with pytest.raises(ValueError, match="attention_mask has shape .* not one given whole"):
         net(tokens, attention_mask=torch.ones(3, 1, 20, 20))
-    with pytest.raises(ValueError, match="packed"):
-        net(tokens, position_ids=torch.cat([torch.arange(10), torch.arange(10)])[None].expand(3, -1), use_cache=False)
     with pytest.raises(ValueError, match="no option 'is_causal'"):
         ringattn.transformers.register(is_causal=False)
+
+
+@pytest.mark.parametrize("cache", [False, True])
+@pytest.mark.parametrize("padding", [None, "left"])
+def test_packed_documents_are_refused(cache, padding):
+    net, data = model("ringattn").eval(), batch(padding)
+    del data["labels"]
+    with pytest.raises(ValueError, match="position_ids .*packed documents"):
+        net(**data, position_ids=(torch.arange(20) % 10)[None].expand(3, -1), use_cache=cache)
+    lengths = torch.tensor([0, 10, 20], dtype=torch.int32)
+    for name, given in (("cu_seq_lens_q", lengths), ("cu_seq_lens_k", lengths), ("max_length_q", 10), ("seq_idx", lengths)):
+        with pytest.raises(ValueError, match=f"{name} is not supported by ringattn: packed documents"):
+            net(**data, use_cache=cache, **{name: given})
+
+
+def test_positions_of_padding_may_be_anything():
+    data = batch("left")
+    places = (data["attention_mask"].cumsum(1) - 1).masked_fill(data["attention_mask"] == 0, 1)  # as generate has them
+    model("ringattn").eval()(data["input_ids"], attention_mask=data["attention_mask"], position_ids=places)
+
+
+def test_an_argument_that_nobody_knows_is_an_error():
+    with pytest.raises(TypeError, match="'atention_mask'"):
+        model("ringattn").eval()(batch(None)["input_ids"], atention_mask=torch.ones(3, 20))

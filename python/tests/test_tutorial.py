@@ -60,11 +60,14 @@ def test_the_page_runs_from_top_to_bottom():
     assert ran >= 9
 
 
-def test_the_training_script_runs_on_four_ranks(tmp_path):
-    (script,) = [block for block in blocks() if block.startswith("# torchrun")]
-    path = tmp_path / "train.py"
+@pytest.mark.parametrize("name", ["train.py", "hf.py"])
+def test_the_training_scripts_run_on_as_many_ranks_as_they_say(tmp_path, name):
+    if name == "hf.py":
+        pytest.importorskip("transformers", reason="transformers is not installed")
+    (script,) = [block for block in blocks() if block.startswith("# torchrun") and name in block.splitlines()[0]]
+    path = tmp_path / name
     path.write_text(script)
-    done = run_python(WORKERS / "forks.py", arguments=[4, path])
+    done = run_python(WORKERS / "forks.py", arguments=[script.split()[3], path])
     losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step")]
     assert len(losses) == 3 and losses[2] < losses[0], done.stdout
 
