@@ -70,6 +70,8 @@ def kind(result: Result) -> str:
 
 def _label(result: Result) -> str:
     parts = [result.get("label") or " ".join(str(result[name]) for name in ("kernel", "dtype") if name in result)]
+    if "seq" in result:
+        parts.append(f"n={result['seq']:,}")
     if result.get("ring_size", 1) != 1:
         parts.append(f"p={result['ring_size']} {result.get('layout', '')}".strip())
     return "\n".join(part for part in parts if part) or "bench"
@@ -95,11 +97,15 @@ def _speed(axes: Any, results: list[Result]) -> None:
 
 def _scaling(axes: Any, results: list[Result]) -> None:
     results = sorted(results, key=lambda result: result["ring_size"])
-    sizes = [result["ring_size"] for result in results]
-    for p in _passes(results):
-        points = [(result["ring_size"], result[p]["ms"]) for result in results if p in result]
-        (line,) = axes.plot(*zip(*points), marker="o", label=_TITLES[p])
-        _ideal(axes, sizes, points[0], line.get_color())
+    sizes = sorted({result["ring_size"] for result in results})
+    lengths = list(dict.fromkeys(result.get("seq") for result in results))
+    for seq in lengths:
+        for p in _passes(results):
+            points = [(result["ring_size"], result[p]["ms"]) for result in results if p in result and result.get("seq") == seq]
+            if points:
+                name = _TITLES[p] if len(lengths) == 1 else f"{_TITLES[p]}, n={seq:,}"
+                (line,) = axes.plot(*zip(*points), marker="o", label=name)
+                _ideal(axes, sizes, points[0], line.get_color())
     _ideal(axes, [], (1, 1), QUIET, "1/p")
     _ring_axis(axes, sizes)
     axes.set_yscale("log")

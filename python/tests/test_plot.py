@@ -111,6 +111,16 @@ def test_the_scaling_panel_shows_times_over_ring_sizes():
     assert list(axes.lines[0].get_xdata()) == [1, 4] and np.allclose(axes.lines[0].get_ydata(), [100, 25])
 
 
+def test_each_length_has_a_line_of_its_own_and_bars_name_it():
+    results = [{**bench(p), "seq": seq} for seq in (4096, 65536) for p in (1, 2)]
+    speed, scaling = plot.figure(results).axes
+    lines = {line.get_label(): line for line in scaling.lines if line.get_label().startswith("forward")}
+    assert list(lines) == ["forward, n=4,096", "forward, n=65,536"]
+    assert all(list(line.get_xdata()) == [1, 2] for line in lines.values())
+    names = [label.get_text() for label in (*speed.get_xticklabels(), *speed.get_yticklabels())]
+    assert sum("n=4,096" in name for name in names) == sum("n=65,536" in name for name in names) == 2
+
+
 def test_peers_are_grouped_by_case():
     (axes,) = plot.figure([PEERS]).axes
     assert [label.get_text() for label in axes.get_xticklabels()] == ["dense fwd", "dilated fwd"]
