@@ -62,7 +62,7 @@ def attention(
         offset: which lattice a branch reads: ``"branch"``, ``"head"``, ``"head-block"`` or ``"residue"``.
         dilate_queries: queries off the lattice have no key in that branch and come out as zero; False lets them read it.
         group: None for this process alone; an integer for that many in-process ranks, whole tensors in and out; a
-            ``torch.distributed`` process group or an mpi4py communicator, this rank's rows in and out.
+            ``torch.distributed`` process group, an mpi4py communicator or a ``custom_group``, this rank's rows in and out.
         layout: which rows a rank holds: ``"contiguous"``, ``"zigzag"`` (balances causal work) or ``"striped"``.
         query_placement: ``"sharded"``, or ``"replicated"`` for all queries on every rank.
         schedule: ``"ring"``, ``"gather"``, ``"merge"`` or ``"auto"``.

@@ -162,7 +162,11 @@ class _Link:
         return _lib.OK if self.transport.cancel(request) else _lib.INTERNAL
 
     def _abort(self) -> None:
-        self._guarded(lambda: self.transport.abort(_lib.last_error()) or _lib.OK)
+        def aborted() -> int:
+            self.transport.abort(_lib.last_error())
+            return _lib.OK
+
+        self._guarded(aborted)
 
     def communicator(self) -> int:
         """The ra_comm of this rank over the transport."""
