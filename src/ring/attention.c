@@ -35,28 +35,55 @@ static bool extent(const ra_config *c, const argument *a, uintptr_t *low, uintpt
     return *low <= (uintptr_t)a->tensor->data && *high > *low;
 }
 
-/* No stride of an output may be 0 where there is more than one element to write, and its rows may not overlap each other. */
-static ra_status check_output(const ra_config *c, const argument *a) {
-    const int64_t strides[3] = {a->tensor->batch, a->tensor->row, a->tensor->head}, counts[3] = {c->batch, a->rows, a->heads};
-    const char *names[3] = {"batch", "row", "head"};
-    for (int i = 0; i < 3; i++)
-        if (counts[i] > 1 && strides[i] > -a->dim && strides[i] < a->dim)
-            return ra_fail(RA_INVALID, "%s: a %s stride of %" PRId64 " makes rows of %" PRId64 " elements overlap", a->name,
-                           names[i], strides[i], a->dim);
-    return RA_OK;
+/* Dimensions of a tensor by stride, the longest first; a stride's direction does not matter to what overlaps what. */
+typedef struct lattice {
+    int64_t strides[3], counts[3];
+} lattice;
+
+static lattice lattice_of(const ra_config *c, const argument *a) {
+    lattice l = {{a->tensor->batch, a->tensor->row, a->tensor->head}, {c->batch, a->rows, a->heads}};
+    for (int i = 0; i < 3; i++) {
+        if (l.strides[i] < 0) l.strides[i] = -l.strides[i];
+        for (int j = i; j > 0 && l.strides[j] > l.strides[j - 1]; j--) {
+            int64_t stride = l.strides[j], count = l.counts[j];
+            l.strides[j] = l.strides[j - 1], l.counts[j] = l.counts[j - 1];
+            l.strides[j - 1] = stride, l.counts[j - 1] = count;
+        }
+    }
+    return l;
 }
 
-/* Whether rows of a and b can meet when b starts `gap` elements after a, over the dimensions from `level` on, longest stride
- * first. Only the index differences that bring the two closest can make them meet, since shorter strides fit into longer
- * ones. */
-static bool rows_meet(const argument *a, const argument *b, int64_t gap, const int64_t strides[3], const int64_t a_counts[3],
-                      const int64_t b_counts[3], int level) {
+/* Each stride steps over all that the shorter ones reach: then no two rows overlap. Strides that are entangled otherwise may
+ * miss each other, too, but nobody lays out a tensor like that, and they are taken to overlap. */
+static bool is_nested(const lattice *l, int64_t dim) {
+    int64_t reach = dim;
+    for (int i = 2; i >= 0; i--) {
+        if (l->counts[i] < 2) continue;
+        if (l->strides[i] < reach) return false;
+        reach += l->strides[i] * (l->counts[i] - 1);
+    }
+    return true;
+}
+
+/* The rows of an output may not overlap each other. */
+static ra_status check_output(const ra_config *c, const argument *a) {
+    lattice l = lattice_of(c, a);
+    if (is_nested(&l, a->dim)) return RA_OK;
+    return ra_fail(RA_INVALID,
+                   "%s: the strides %" PRId64 " (batch), %" PRId64 " (row) and %" PRId64 " (head) make rows of %" PRId64
+                   " elements overlap",
+                   a->name, a->tensor->batch, a->tensor->row, a->tensor->head, a->dim);
+}
+
+/* Whether rows of a and b can meet when b starts `gap` elements after a, over the dimensions from `level` on. Both are nested,
+ * so that only the index differences which bring the two closest can make them meet. */
+static bool rows_meet(const argument *a, const argument *b, int64_t gap, const lattice *x, const lattice *y, int level) {
     if (level == 3) return gap > -b->dim && gap < a->dim;
-    if (strides[level] == 0) return rows_meet(a, b, gap, strides, a_counts, b_counts, level + 1);
-    int64_t closest = ra_floor_div(gap, strides[level]);
+    if (x->counts[level] < 2 && y->counts[level] < 2) return rows_meet(a, b, gap, x, y, level + 1);
+    int64_t closest = ra_floor_div(gap, x->strides[level]);
     for (int64_t difference = closest - 1; difference <= closest + 1; difference++) {
-        if (difference <= -b_counts[level] || difference >= a_counts[level]) continue;
-        if (rows_meet(a, b, gap - difference * strides[level], strides, a_counts, b_counts, level + 1)) return true;
+        if (difference <= -y->counts[level] || difference >= x->counts[level]) continue;
+        if (rows_meet(a, b, gap - difference * x->strides[level], x, y, level + 1)) return true;
     }
     return false;
 }
@@ -69,19 +96,11 @@ static bool share_memory(const ra_config *c, const argument *a, const argument *
     if (low[0] >= high[1] || low[1] >= high[0]) return false;
     const ra_tensor *x = a->tensor, *y = b->tensor;
     if (a->size != b->size || x->batch != y->batch || x->row != y->row || x->head != y->head) return true;
+    if (x->batch < 0 || x->row < 0 || x->head < 0) return true; /* backwards and entangled: not worth telling apart */
     int64_t bytes = (int64_t)((uintptr_t)y->data - (uintptr_t)x->data);
-    if (bytes % a->size != 0) return true;
-    int64_t strides[3] = {x->batch, x->row, x->head}, a_counts[3] = {c->batch, a->rows, a->heads};
-    int64_t b_counts[3] = {c->batch, b->rows, b->heads};
-    for (int i = 0; i < 3; i++) {
-        if (strides[i] < 0) return true; /* backwards and entangled: not worth telling apart */
-        for (int j = i; j > 0 && strides[j] > strides[j - 1]; j--) {
-            int64_t t = strides[j], u = a_counts[j], v = b_counts[j];
-            strides[j] = strides[j - 1], a_counts[j] = a_counts[j - 1], b_counts[j] = b_counts[j - 1];
-            strides[j - 1] = t, a_counts[j - 1] = u, b_counts[j - 1] = v;
-        }
-    }
-    return rows_meet(a, b, bytes / a->size, strides, a_counts, b_counts, 0);
+    const lattice p = lattice_of(c, a), q = lattice_of(c, b);
+    if (bytes % a->size != 0 || !is_nested(&p, a->dim) || !is_nested(&q, b->dim)) return true;
+    return rows_meet(a, b, bytes / a->size, &p, &q, 0);
 }
 
 static ra_status check_arguments(const ra_config *c, const argument *args, int count) {
