@@ -212,7 +212,8 @@ RA_API ra_status ra_comm_set_call_timeout(ra_comm *comm, double seconds);
 RA_API ra_status ra_comm_allgather(ra_comm *comm, const void *mine, void *all, int64_t bytes);
 /* Breaks the communicator here and tells the peers, which fail with the same reason. Never waits. */
 RA_API void ra_comm_abort(ra_comm *comm, ra_status status, const char *reason);
-/* Frees the communicator; bounded, safe after errors and for NULL. Its plans must be destroyed first. */
+/* Frees the communicator; bounded, safe after errors and for NULL. Its plans must be destroyed first. A forked child has none
+ * of the communicator's threads: there this leaves it alone, and every other call on it is RA_INVALID. */
 RA_API void ra_comm_destroy(ra_comm *comm);
 
 /* ------------------------------------------------------------------------------------------------------------- plans */

@@ -177,7 +177,7 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     if (!plan) return ra_fail(RA_INVALID, "plan is NULL");
     *plan = NULL;
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
-    RA_TRY(ra_link_status(comm->link));
+    RA_TRY(ra_comm_usable(comm));
     if (comm->solo.make_row && desc && desc->query_placement == RA_REPLICATED)
         return ra_fail(RA_NOT_AVAILABLE, "a rank played alone needs sharded queries");
     ra_arena arena = {0};

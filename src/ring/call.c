@@ -44,7 +44,7 @@ ra_status ra_call_reserve(ra_comm *comm, const ra_plan *plan) {
 ra_status ra_call_begin(ra_call *call, ra_plan *plan, const char *phase, int64_t workspace_bytes, void *stream) {
     ra_comm *comm = plan->comm;
     *call = (ra_call){.plan = plan, .phase = phase, .stream = stream};
-    RA_TRY(ra_link_status(comm->link));
+    RA_TRY(ra_comm_usable(comm));
     ra_link_begin(comm->link, phase, &(ra_subject){plan->digest, plan->key, plan->shared_bytes});
     void *block = NULL;
     call->pool = pool_of(comm, plan->kernel);

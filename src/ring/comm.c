@@ -1,6 +1,7 @@
 #include "ring/comm.h"
 
 #include <string.h>
+#include <unistd.h>
 
 #include "core/alloc.h"
 #include "core/status.h"
@@ -16,6 +17,7 @@ ra_status ra_comm_from_link(ra_link *link, ra_comm **result) {
         return ra_fail(RA_NOMEM, "no memory for a communicator");
     }
     comm->link = link;
+    comm->process = getpid();
     comm->rank = ra_link_rank(link);
     comm->ranks = ra_link_size(link);
     comm->pool = ra_pool_create();
@@ -27,6 +29,16 @@ ra_status ra_comm_from_link(ra_link *link, ra_comm **result) {
     }
     *result = comm;
     return RA_OK;
+}
+
+/* Before anything else: a lock of the communicator may be held by a thread that is not in the child. */
+static bool is_forked(const ra_comm *comm) { return comm->process != getpid(); }
+
+ra_status ra_comm_usable(const ra_comm *comm) {
+    if (is_forked(comm))
+        return ra_fail(RA_INVALID, "the communicator belongs to process %ld, and a forked child cannot use it: make another",
+                       (long)comm->process);
+    return ra_link_status(comm->link);
 }
 
 static void dismiss_resting(ra_comm *comm) {
@@ -136,11 +148,13 @@ ra_status ra_comm_set_timeout(ra_comm *comm, double timeout, double start_timeou
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
     if (!(timeout > 0)) return ra_fail(RA_INVALID, "timeout is %g, which is not above 0", timeout);
     if (!(start_timeout > 0)) return ra_fail(RA_INVALID, "start_timeout is %g, which is not above 0", start_timeout);
+    if (is_forked(comm)) return ra_comm_usable(comm);
     return ra_link_set_timeout(comm->link, timeout, start_timeout);
 }
 
 ra_status ra_comm_set_call_timeout(ra_comm *comm, double seconds) {
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
+    if (is_forked(comm)) return ra_comm_usable(comm);
     return ra_link_set_call_timeout(comm->link, seconds);
 }
 
@@ -156,15 +170,17 @@ ra_status ra_comm_allgather(ra_comm *comm, const void *mine, void *all, int64_t 
     if (bytes < 0 || (bytes > 0 && (!mine || !all)))
         return ra_fail(RA_INVALID, bytes < 0 ? "bytes is negative" : "mine or all is NULL");
     if (comm->solo.make_row) return ra_fail(RA_INVALID, "a rank played alone has nobody to gather from");
+    RA_TRY(ra_comm_usable(comm));
     return ra_link_allgather(comm->link, mine, all, bytes, "gather");
 }
 
 void ra_comm_abort(ra_comm *comm, ra_status status, const char *reason) {
-    if (comm) ra_link_abort(comm->link, status == RA_OK ? RA_ABORTED : status, reason ? reason : "aborted by the caller");
+    if (comm && !is_forked(comm))
+        ra_link_abort(comm->link, status == RA_OK ? RA_ABORTED : status, reason ? reason : "aborted by the caller");
 }
 
 void ra_comm_destroy(ra_comm *comm) {
-    if (!comm) return;
+    if (!comm || is_forked(comm)) return; /* a child's copy goes when the child does */
     ra_plan_cache_clear(comm);
     ra_workers_destroy(comm->workers);
     dismiss_resting(comm);

@@ -2,6 +2,8 @@
 #ifndef RA_RING_COMM_H
 #define RA_RING_COMM_H
 
+#include <sys/types.h>
+
 #include "core/pool.h"
 #include "core/workers.h"
 #include "transport/link.h"
@@ -11,6 +13,7 @@
 
 struct ra_comm {
     ra_link *link;
+    pid_t process; /* that made it: a forked child lacks its threads */
     int rank, ranks;                                       /* those of the link, but for a rank played alone */
     ra_solo_ops solo;                                      /* make_row NULL: there are real peers */
     int64_t solo_bytes;                                    /* that a rank played alone would have sent */
@@ -28,6 +31,8 @@ struct ra_comm {
 
 /* Takes the link over, also on failure. */
 ra_status ra_comm_from_link(ra_link *link, ra_comm **comm);
+/* RA_OK, or why the communicator cannot be used: it is broken, or this is a forked child of its process. */
+ra_status ra_comm_usable(const ra_comm *comm);
 /* Makes comm->workers have `count` workers. */
 ra_status ra_comm_workers(ra_comm *comm, int count);
 

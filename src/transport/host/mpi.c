@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "core/alloc.h"
 #include "core/folder.h"
@@ -21,6 +22,7 @@
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static const ra_mpi_module *loaded; /* one MPI a process */
 static ra_link *guard;
+static pid_t guarded; /* the process that MPI belongs to: a forked child that exits is none of its ranks */
 
 static ra_status fail(ra_status status, const char *sentence) { return ra_fail(status, "%s", sentence); }
 
@@ -93,6 +95,7 @@ static ra_status choose(const char *implementation) {
 /* --------------------------------------------------------------------------------------------------------------- the end */
 
 static void finish(void) {
+    if (getpid() != guarded) return;
     bool clean = ra_link_allgather(guard, NULL, NULL, 0, "exit") == RA_OK;
     if (!clean) ra_log(RA_LOG_WARN, "MPI is not finalized: %s", ra_last_error());
     ra_link_destroy(guard);
@@ -112,6 +115,7 @@ static ra_status set_guard(double start_timeout) {
         guard = NULL;
         return status;
     }
+    guarded = getpid();
     ra_link_set_mute(guard); /* what went wrong has been told by the communicator in use, or is by finish */
     return atexit(finish) == 0 ? RA_OK : ra_fail(RA_NOMEM, "no memory for an exit handler");
 }
