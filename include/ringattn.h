@@ -156,8 +156,8 @@ typedef struct ra_comm ra_comm;
 
 /* One rank: this process. */
 RA_API ra_status ra_comm_self(ra_comm **comm);
-/* `ranks` handles in one process; each belongs to one thread of the caller. Destroy each of them, in any order, from any
- * thread. */
+/* `ranks` handles (at most 512) in one process; each belongs to one thread of the caller. Destroy each of them, in any order,
+ * from any thread. */
 RA_API ra_status ra_comm_threads(int ranks, ra_comm **comms);
 
 /* For ra_comm_ops.flags: only a thread that is inside one of the library's calls may call the ops. Without it a thread of the

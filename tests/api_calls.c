@@ -250,6 +250,7 @@ static void communicators_refuse_bad_arguments(void **state) {
     invalid(ra_comm_self(NULL), "comm");
     invalid(ra_comm_threads(0, comms), "ranks");
     invalid(ra_comm_threads(-1, comms), "ranks");
+    invalid(ra_comm_threads(513, comms), "1..512"); /* refused at once, instead of after minutes and gigabytes */
     invalid(ra_comm_threads(2, NULL), "comm");
     const ra_comm_ops ops = {.struct_size = sizeof ops,
                              .post_recv = refuse_post,

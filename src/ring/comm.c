@@ -8,6 +8,8 @@
 #include "geometry/config.h"
 #include "plan/plan.h"
 
+#define MOST_THREADS 512 /* ranks of one process: 1.5 GB, and seconds for them to meet */
+
 static int64_t tag_bytes(const ra_comm *comm) { return (int64_t)sizeof(uint64_t) * comm->ranks; }
 
 ra_status ra_comm_from_link(ra_link *link, ra_comm **result) {
@@ -78,7 +80,11 @@ ra_status ra_comm_self(ra_comm **comm) {
 
 ra_status ra_comm_threads(int ranks, ra_comm **comms) {
     if (!comms) return ra_fail(RA_INVALID, "comms is NULL");
-    if (ranks < 1 || ranks > 4096) return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..4096", ranks);
+    if (ranks < 1 || ranks > MOST_THREADS)
+        return ra_fail(RA_INVALID,
+                       "ranks is %d, which is not in 1..%d: every rank watches every other, so that memory and time of ranks "
+                       "in one process grow with their square",
+                       ranks, MOST_THREADS);
     for (int i = 0; i < ranks; i++) comms[i] = NULL;
     ra_comm_ops ops;
     void **ctxs = ra_calloc((int64_t)sizeof(void *) * ranks);
