@@ -79,6 +79,8 @@ class Communicator:
             _lib.check(lib.ra_comm_set_timeout(self.handle, timeout, max(_START_TIMEOUT, timeout)))
             _lib.check(lib.ra_comm_set_call_timeout(self.handle, call_timeout))
             self._timeouts = (timeout, call_timeout)
+            if self._transport is not None:
+                self._transport.timeout = timeout
 
     def gather(self, record: bytes) -> list[bytes]:
         """Every rank's record, in rank order; all have the same length."""

@@ -21,11 +21,13 @@ from typing import Any, Callable, Optional
 
 from . import _lib
 from ._lib import CommOps
+from ._process import Process, lives
 
 HEADER = struct.Struct("<QQQ")
 INLINE = 8192 - HEADER.size
 FRAME = HEADER.size + INLINE
 SHORT, LONG, GAVE_UP, LEFT = range(4)
+CONTROL_TAG = 1 << 63  # RA_LINK_OWN_TAG: of the library's heartbeats
 
 
 class Request:
@@ -53,6 +55,9 @@ class Mailbox:
         self.posted: dict[tuple[int, int], deque[Request]] = {}
         self.early: dict[tuple[int, int], deque[Any]] = {}
         self.lost: dict[int, tuple[int, str]] = {}  # peer: status and reason
+        self.timeout = 60.0  # seconds of silence after which the library counts a peer as lost
+        self.peers: list[Process] = []  # of each rank, where that is known
+        self._heard: dict[int, float] = {}
         self.given_up: Optional[int] = None  # the status of the first rank that said it gave up: then nobody can finish
         self.interrupt: Optional[BaseException] = None
         self._ids = itertools.count(1)
@@ -86,6 +91,7 @@ class Mailbox:
 
     def incoming_short(self, peer: int, kind: int, tag: int, payload: bytes) -> None:
         with self.changed:
+            self._heard[peer] = time.monotonic()
             if kind == SHORT:
                 request = self._take(peer, tag)
                 if request is None:
@@ -102,6 +108,7 @@ class Mailbox:
     def incoming_long(self, peer: int, tag: int, length: int) -> tuple[Optional[Request], Any, int]:
         """Where the payload of a long frame goes: (request, owner of the memory, address)."""
         with self.changed:
+            self._heard[peer] = time.monotonic()
             request = self._take(peer, tag)
             if request is not None and request.size >= length:
                 request.started = True
@@ -213,10 +220,24 @@ class Mailbox:
                     return request.status
                 if request.peer in self.lost:
                     return self._finish(number, self.lost[request.peer][0])
-                return _lib.OK if self.given_up is None else self._finish(number, self.given_up)
+                if self.given_up is not None:
+                    return self._finish(number, self.given_up)
+                if request.tag == CONTROL_TAG and request.receiving and self._speaks_for(request.peer):
+                    self._finish(number, _lib.OK)
+                    done[0], received[0] = 1, 0  # an empty control message: the peer lives
+                return _lib.OK
         except BaseException as error:  # Ctrl-C arrives here, in the middle of the library's wait
             self.interrupt = error
             return _lib.ABORTED
+
+    def _speaks_for(self, peer: int) -> bool:
+        """Whether to tell the library that a silent peer lives. Beats go through Python here, so a peer in which some thread holds
+        Python's lock for long cannot beat; but the system of the same machine knows that it is neither dead nor stopped."""
+        now = time.monotonic()
+        if peer >= len(self.peers) or now - self._heard.get(peer, now) < self.timeout / 2 or not lives(self.peers[peer]):
+            return False
+        self._heard[peer] = now - 3 * self.timeout / 8  # asked again after an eighth of the timeout
+        return True
 
     def _finish(self, number: int, status: int) -> int:
         """Ends a request that failed: its buffer is not written any more, unless the transport is inside it."""

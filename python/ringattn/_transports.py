@@ -11,6 +11,7 @@ from typing import Any, Iterable, Optional
 
 from . import _lib
 from ._mailbox import FRAME, HEADER, LEFT, LONG, Mailbox, Polled, Request
+from ._process import this_process
 
 _START_TIMEOUT = 600.0
 _FOREVER = timedelta(days=3650)
@@ -40,6 +41,8 @@ class GlooMailbox(Mailbox):
         self.group = dist.new_group(
             ranks, backend="gloo", timeout=timedelta(seconds=_START_TIMEOUT), use_local_synchronization=True
         )
+        self.peers = [this_process()] * len(ranks)
+        dist.all_gather_object(self.peers, this_process(), group=self.group)
         self.readers: dict[int, threading.Thread] = {}
         self.writers: dict[int, tuple[threading.Thread, queue.SimpleQueue[Any]]] = {}
 
@@ -166,6 +169,7 @@ class MpiMailbox(Polled):
         # The library's heartbeat thread may only call MPI beside the caller's own calls if MPI is ready for that.
         free = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         super().__init__(comm.Get_rank(), comm.Get_size(), 0 if free else _lib.CALLER_THREAD)
+        self.peers = self.comm.allgather(this_process())
         # MPI requests, memory that they read, the library's request
         self._sends: list[tuple[list[Any], Any, Optional[Request]]] = []
         self._receives: list[tuple[list[Any], int, int, int, Optional[Request], Any]] = []

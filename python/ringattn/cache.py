@@ -8,7 +8,8 @@ from typing import Any, Optional
 import torch
 
 from . import dist as _dist
-from ._attention import attention, key_ranges
+from ._arguments import key_ranges
+from ._attention import attention
 from .sharding import positions
 
 

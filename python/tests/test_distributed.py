@@ -50,3 +50,9 @@ def test_a_rank_that_dies_gives_an_exception_on_the_others(tmp_path, way):
         assert "rank 2" in found["message"], found
         assert found["seconds"] < 60, found  # silence of 6 seconds is enough; the rest is for a busy machine
         assert "again" in found, "a broken group must stay broken"
+
+
+def test_a_rank_whose_python_is_busy_is_waited_for():
+    """A thread that holds Python's lock for longer than the timeout keeps its rank from beating, not from living."""
+    done = run_python(WORKERS / "busy_rank.py")
+    assert "rank 0: right" in done.stdout and "rank 1: right" in done.stdout, f"{done.stdout}\n{done.stderr[-4000:]}"

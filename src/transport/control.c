@@ -17,6 +17,9 @@
  * each rank that gets a first verdict adopts it and passes it on, so a verdict survives the death of its finder. A broken link
  * goes on beating, with the verdict instead of the beat, until it is destroyed.
  *
+ * A transport may know that a peer lives which cannot beat, because beats need something there that is busy (in Python's transports
+ * the lock of the interpreter). It then says so by an empty control message, which no peer ever sends.
+ *
  * A message that a transport swallows leaves everybody alive and waiting. So a rank that waits asks after the message; the peer
  * answers from its list of latest sends; and what was sent long ago and never came is a verdict too. So are ranks that wait for
  * each other because the program is wrong: judge.c finds them in what all say that they wait for. */
@@ -254,6 +257,11 @@ static void read_inbox(ra_link *link, int rank) {
         ra_status status = link->ops.wait(link->ctx, peer->inbox, 0, &done, &received);
         if (status == RA_OK && !done) return;
         peer->inbox = NULL;
+        if (status == RA_OK && received == 0 && peer->arrived) { /* the transport knows that it lives, and it cannot beat */
+            peer->heard = ra_link_now();
+            post_inbox(link, rank);
+            return;
+        }
         ra_header want = {.tag = RA_CONTROL_TAG, .length = sizeof(control), .source = rank, .destination = link->rank}, header;
         char *buf = frame_of(link, rank, INBOX);
         if (status == RA_OK) status = ra_header_check(buf, received, &want, &header);
