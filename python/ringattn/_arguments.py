@@ -32,8 +32,8 @@ def checked_shapes(
     if heads >= 64 and heads >= 8 * rows and rows == keys:
         warn_once(
             ("heads first",),
-            f"query has shape {tuple(query)}, which is read as [batch, rows, heads, head dim]: {rows} rows of {heads} heads. Is it "
-            f"[batch, heads, rows, head dim]? ringattn.sdpa takes that, and query.swapaxes(1, 2) turns it",
+            f"query has shape {tuple(query)}, which is read as [batch, rows, heads, head dim]: {rows} rows of {heads} heads. "
+            f"Is it [batch, heads, rows, head dim]? ringattn.sdpa takes that, and query.swapaxes(1, 2) turns it",
         )
     return batch, rows, heads, dim, keys, kv_heads
 

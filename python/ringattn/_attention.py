@@ -72,8 +72,8 @@ def attention(
         call_timeout: seconds that a call may last with ranks that all live; None for ever.
         kernel: a kernel's name, or ``"auto"``.
         return_lse: also return the log-sum-exp of the scores, ``[B, H, Nq]`` (float64 for float64, else float32).
-        unsupported: what other libraries know raises ValueError: with the name that it has here (``causal``, ``softmax_scale``), or
-            with the reason why it is not supported (``attn_mask``). Values that switch it off are taken.
+        unsupported: what other libraries know raises ValueError: with the name that it has here (``causal``), or with
+            the reason why it is not supported (``attn_mask``). Values that switch it off are taken.
 
     Returns:
         ``out`` like query, or ``(out, lse)``. A row without any key is 0, its lse -inf.

@@ -1,5 +1,5 @@
-"""Over which ranks data parallelism has averaged a model's gradients: DistributedDataParallel, FSDP (FullyShardedDataParallel) and
-FSDP2 (fully_shard)."""
+"""Over which ranks data parallelism has averaged a model's gradients: DistributedDataParallel, FSDP1 (FullyShardedDataParallel)
+and FSDP2 (fully_shard)."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ def _ranks_of_mesh(name: str, parameter: Any) -> frozenset[int]:
     mesh, placements = parameter.device_mesh, parameter.placements
     if mesh.ndim > 1 and not (mesh.ndim == 2 and placements[0].is_replicate()):
         raise ValueError(
-            f"{name} lies on a mesh of {mesh.ndim} dimensions as {placements}: only fully_shard's own (shards, or replicas of shards) "
-            f"is supported"
+            f"{name} lies on a mesh of {mesh.ndim} dimensions as {placements}: only fully_shard's own (shards, or replicas of "
+            f"shards) is supported"
         )
     return frozenset(mesh.mesh.flatten().tolist())
 

@@ -216,8 +216,8 @@ def stats() -> dict[str, Any]:
 
     ``steps``, ``bytes_sent``, ``bytes_received``, ``compute_seconds`` and ``wait_seconds`` are those of the latest forward or
     backward pass on this rank; ``pool_*`` and ``cache_*`` count since the communicator was made, ``cache_hits`` every pass
-    whose plan was made before. With in-process ranks the list ``ranks`` holds one such dictionary each, and the values beside it are
-    their sums (for seconds: the largest).
+    whose plan was made before. With in-process ranks the list ``ranks`` holds one such dictionary each, and the values beside
+    it are their sums (for seconds: the largest).
 
     >>> import numpy as np, ringattn
     >>> x = np.ones((1, 8, 2, 4), np.float32)

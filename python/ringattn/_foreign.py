@@ -49,8 +49,8 @@ def asks_for_nothing(value: Any) -> bool:
 
 
 def refuse(caller: str, arguments: dict[str, Any]) -> None:
-    """Raises for arguments that other libraries know and this one does not (ValueError, with our name for it or the reason) or that
-    nobody knows (TypeError). An argument that asks for nothing, ``attn_mask=None`` say, is taken."""
+    """Raises for arguments that other libraries know and this one does not (ValueError, with our name for it or the reason) or
+    that nobody knows (TypeError). An argument that asks for nothing, ``attn_mask=None`` say, is taken."""
     for name, value in arguments.items():
         if name in _EITHER:
             continue

@@ -1,8 +1,8 @@
 """``group=p``: p ranks, each a thread of this process; whole tensors in, whole tensors out.
 
-The caller's thread may be torn out of a call at any moment: Ctrl-C raises wherever it is. So it is no rank itself and only waits,
-and an interrupt ends the ring before it goes on. What the ranks touch is held by the ranks themselves, and communicators are
-kept for another call only when every rank came to its end: nothing is freed or used again too early, whatever is raised where.
+The caller's thread may be torn out of a call at any moment: Ctrl-C raises wherever it is. So it is no rank itself and only
+waits, and an interrupt ends the ring before it goes on. What the ranks touch is held by the ranks themselves, and communicators
+are kept for another call only when every rank came to its end: nothing is freed or used again too early, whatever is raised.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _device_chooser() -> Callable[[], None]:
     return functools.partial(torch.cuda.set_device, torch.cuda.current_device())
 
 
-# -------------------------------------------------------------------------------------------------------------- the communicators
+# ------------------------------------------------------------------------------------------------------------ the communicators
 
 _SETS_KEPT = 4  # a thread
 
@@ -174,7 +174,7 @@ def _keep(comms: list[Communicator]) -> None:
             comm.close()
 
 
-# --------------------------------------------------------------------------------------------------------------------- the threads
+# ------------------------------------------------------------------------------------------------------------------ the threads
 
 
 class _Ring:

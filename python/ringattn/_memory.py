@@ -1,8 +1,8 @@
 """Memory of large results.
 
 Memory that nobody touched yet comes page by page, each with an interrupt and cleared first. In a dilated backward call, whose
-results are several times what it computes, that took up to a third of the time. So a large result lies in a block of its own, of
-large pages where the system has them, and when the result is gone the block waits for the next one of its size.
+results are several times what it computes, that took up to a third of the time. So a large result lies in a block of its own,
+of large pages where the system has them, and when the result is gone the block waits for the next one of its size.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Block:
 
 
 class Blocks:
-    """Blocks that wait, oldest first. A result may go at any moment, in any thread, also while `take` runs: what happens then takes
-    no lock, and only ever appends."""
+    """Blocks that wait, oldest first. A result may go at any moment, in any thread, also while `take` runs: what happens then
+    takes no lock, and only ever appends."""
 
     def __init__(self) -> None:
         self._waiting: deque[tuple[int, Block]] = deque()  # and the number of the result after which it came back
@@ -45,9 +45,9 @@ class Blocks:
         self._results = 0
 
     def take(self, size: int) -> Optional[tuple[memoryview, int]]:
-        """Memory for a result, with anything in it: a view, and where in it the result begins. It comes back when the view itself
-        is gone, so whatever uses it must hold that (a tensor that torch.frombuffer made does, with all of its parts; a slice of
-        the view does not). None: there is none."""
+        """Memory for a result, with anything in it: a view, and where in it the result begins. It comes back when the view
+        itself is gone, so whatever uses it must hold that (a tensor that torch.frombuffer made does, with all of its parts; a
+        slice of the view does not). None: there is none."""
         whole = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE
         self._results += 1
         block = self._waiting_of(whole)

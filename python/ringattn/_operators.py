@@ -282,8 +282,8 @@ def gradient(ctx: Any, dout: Optional[torch.Tensor], dlse: Optional[torch.Tensor
 
 def no_second_derivative(*_: Any) -> None:
     raise RuntimeError(
-        "ringattn.attention has no second derivative: its gradient (create_graph=True, torch.func.grad of grad, hessian) cannot be "
-        "differentiated again"
+        "ringattn.attention has no second derivative: its gradient (create_graph=True, torch.func.grad of grad, hessian) "
+        "cannot be differentiated again"
     )
 
 

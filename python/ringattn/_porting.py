@@ -25,8 +25,8 @@ def sdpa(
     """``torch.nn.functional.scaled_dot_product_attention``: ``[B, H, N, D]`` in and out, NumPy arrays or torch tensors.
 
     ``is_causal`` means what it means there: the **first** query meets the first key, also where the lengths differ (in
-    ``ringattn.attention`` the last ones meet). ``attn_mask`` raises ValueError unless it is None. A row without any key is 0, where
-    torch gives NaN.
+    ``ringattn.attention`` the last ones meet). ``attn_mask`` raises ValueError unless it is None. A row without any key
+    is 0, where torch gives NaN.
 
     >>> import torch, ringattn
     >>> q, k, v = torch.randn(3, 1, 4, 10, 8)
@@ -40,13 +40,15 @@ def sdpa(
             shape = f"has shape {tuple(tensor.shape)}" if hasattr(tensor, "shape") else f"is a {type(tensor).__name__}"
             raise ValueError(f"{name} {shape}; it must be an array or a tensor [batch, heads, rows, head dim]")
     if query.shape[1] != key.shape[1] and not enable_gqa:
-        raise ValueError(f"query has {query.shape[1]} heads and key {key.shape[1]}; enable_gqa=True lets query heads share key heads")
+        raise ValueError(
+            f"query has {query.shape[1]} heads and key {key.shape[1]}; enable_gqa=True lets query heads share key heads"
+        )
     rows, keys = query.shape[2], key.shape[2]
     if is_causal and rows != keys:
         if settings.get("group") is not None or rows > keys:
             raise ValueError(
-                f"query has {rows} rows and key {keys}; is_causal with the first query at the first key needs as many keys as queries "
-                f"or more, and equal numbers on a group (ringattn.attention puts the last query at the last key)"
+                f"query has {rows} rows and key {keys}; is_causal with the first query at the first key needs as many keys as "
+                f"queries or more, and equal numbers on a group (ringattn.attention puts the last query at the last key)"
             )
         key, value = key[:, :, :rows], value[:, :, :rows]  # no query reads the others
     query, key, value = query.swapaxes(1, 2), key.swapaxes(1, 2), value.swapaxes(1, 2)
@@ -70,8 +72,8 @@ def flash_attn_func(
 ) -> Any:
     """flash-attn's ``flash_attn_func``: ``[B, N, H, D]`` in and out, the last query at the last key as there.
 
-    What the library does not have (``softcap``, ``alibi_slopes``, ``return_attn_probs``) raises ValueError unless it is off; results
-    are deterministic always.
+    What the library does not have (``softcap``, ``alibi_slopes``, ``return_attn_probs``) raises ValueError unless it is off;
+    results are deterministic always.
 
     >>> import torch, ringattn
     >>> q, k, v = torch.randn(3, 1, 10, 4, 8)

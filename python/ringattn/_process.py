@@ -36,7 +36,7 @@ def this_process() -> Process:
 
 
 def lives(other: Process) -> bool:
-    """Whether a process of this machine runs or sleeps: it has not ended, and nobody has stopped it. False where it is not known."""
+    """Whether a process runs or sleeps: it has not ended, and nobody has stopped it. False where that is not known."""
     if not other.machine or other.machine != _machine():
         return False
     try:

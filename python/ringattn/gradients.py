@@ -3,8 +3,8 @@
 A rank that holds some rows of a sequence has, for each weight, the part of the gradient that its rows contribute. The gradient
 of one process that holds the whole sequence is the sum over the ranks: of every weight of a model, not of attention's alone.
 
-What wraps a model may have averaged gradients before we see them (`_average.py` says over which ranks). Where these include the ring,
-the average is turned into the ring's sum by a factor; else the ring's sum is formed here.
+What wraps a model may have averaged gradients before we see them (`_average.py` says over which ranks). Where these include the
+ring, the average is turned into the ring's sum by a factor; else the ring's sum is formed here.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class _Gradient(NamedTuple):
 def sync_gradients(module: Any, group: Any) -> None:
     """Makes the gradients of a whole model those of one process that holds the whole sequence.
 
-    Call it on every rank, once a step: after the backward pass of the last micro-batch, before gradients are clipped and used. A
-    second call before they are cleared raises RuntimeError, for it would count them twice.
+    Call it on every rank, once a step: after the backward pass of the last micro-batch, before gradients are clipped and used.
+    A second call before they are cleared raises RuntimeError, for it would count them twice.
 
     Args:
         module: a model, plain or wrapped (``DistributedDataParallel``, ``FullyShardedDataParallel``, ``fully_shard``); give the
@@ -86,8 +86,8 @@ def inputs_are_full(module: nn.Module) -> bool:
     kinds = {part.inputs for part in module.modules() if isinstance(part, RingDilatedAttention)}
     if kinds == {"full", "shard"}:
         raise ValueError(
-            'some attention modules have inputs="full" and others inputs="shard": the gradients of the first are whole, those of the '
-            "others parts of a sum, and weights between them neither"
+            'some attention modules have inputs="full" and others inputs="shard": the gradients of the first are whole, those '
+            "of the others parts of a sum, and weights between them neither"
         )
     return kinds == {"full"}
 
@@ -140,8 +140,8 @@ def _compare(where: Any, gradients: list[_Gradient], whole_model: bool) -> None:
         )
     if sample and all(record[2] == sample for record in records):
         raise ValueError(
-            "the gradients are the same on every rank of the ring, so something has added or averaged them before: give sync_gradients "
-            "the wrapped model (not its .module), or leave it out where every rank computes the whole sequence"
+            "the gradients are the same on every rank of the ring, so something has added or averaged them before: give "
+            "sync_gradients the wrapped model (not its .module), or leave it out where every rank computes the whole sequence"
         )
 
 
@@ -153,10 +153,11 @@ def _name_difference(where: Any, described: list[bytes]) -> None:
     other = next(rank for rank in range(where.ranks) if everyone[rank][index] != everyone[0][index])
     mine = described[index] if index < len(described) else f"missing ({len(described)} in all)".encode()
     text = mine[:240].ljust(240, b"\0")
-    texts = [struct.pack("<30q", *numbers).rstrip(b"\0").decode(errors="replace") for numbers in where.gather(list(struct.unpack("<30q", text)))]
+    everyone = where.gather(list(struct.unpack("<30q", text)))
+    texts = [struct.pack("<30q", *numbers).rstrip(b"\0").decode(errors="replace") for numbers in everyone]
     raise ValueError(
-        f"the ranks hold different parameters, and nothing was added: parameter {index} is {texts[0]} on rank 0 and {texts[other]} "
-        f"on rank {other}"
+        f"the ranks hold different parameters, and nothing was added: parameter {index} is {texts[0]} on rank 0 and "
+        f"{texts[other]} on rank {other}"
     )
 
 
@@ -176,7 +177,8 @@ def _complete(where: Any, gradients: list[_Gradient]) -> None:
     missing = [gradient.parameter.grad is None for gradient in gradients]
     if not any(some for (some,) in where.gather([int(any(missing))])):
         return
-    bits = [sum(1 << i for i, none in enumerate(missing[begin : begin + 62]) if not none) for begin in range(0, len(missing), 62)]
+    parts = [missing[begin : begin + 62] for begin in range(0, len(missing), 62)]
+    bits = [sum(1 << i for i, none in enumerate(part) if not none) for part in parts]
     used = [0] * len(bits)
     for numbers in where.gather(bits):
         used = [one | other for one, other in zip(used, numbers)]
@@ -209,8 +211,8 @@ def _add(where: Any, tensors: list[torch.Tensor]) -> None:
 
 
 class _Mark:
-    """Set on parameters whose gradients are whole. Knows, from one of them, whether they were cleared since: by None, by another
-    tensor, or by zeros before the next gradient arrived."""
+    """Set on parameters whose gradients are whole. Knows, from one of them, whether they were cleared since: by None, by
+    another tensor, or by zeros before the next gradient arrived."""
 
     def __init__(self, watched: torch.Tensor):
         self._watched, self._gradient = weakref.ref(watched), weakref.ref(watched.grad)

@@ -1,4 +1,4 @@
-"""``attention`` for torch tensors: straight to the library where nothing stands between, else by the operators of `_operators`."""
+"""``attention`` for torch tensors: straight to the library where nothing stands between, else by the operators."""
 
 from __future__ import annotations
 

@@ -24,13 +24,14 @@ def test_sdpa_is_torchs(options):
 
 
 def test_sdpa_takes_arguments_by_place():
-    q, k, v = heads_first()
-    torch.testing.assert_close(ringattn.sdpa(q, k, v, None, 0.0, True), F.scaled_dot_product_attention(q, k, v, None, 0.0, True))
+    given = (*heads_first(), None, 0.0, True)
+    torch.testing.assert_close(ringattn.sdpa(*given), F.scaled_dot_product_attention(*given))
 
 
 def test_sdpa_lets_heads_share_where_it_is_asked_for():
     q, k, v = heads_first(kv_heads=2)
-    torch.testing.assert_close(ringattn.sdpa(q, k, v, enable_gqa=True), F.scaled_dot_product_attention(q, k, v, enable_gqa=True))
+    expected = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    torch.testing.assert_close(ringattn.sdpa(q, k, v, enable_gqa=True), expected)
     with pytest.raises(ValueError, match="6 heads and key 2; enable_gqa=True"):
         ringattn.sdpa(q, k, v)
 

@@ -1,4 +1,4 @@
-"""torch.jit.trace, torch.func and derivatives of derivatives: each works or raises a sentence, and none goes round the operator."""
+"""torch.jit.trace, torch.func, second derivatives: each works or raises a sentence, and none goes round the operator."""
 
 import io
 
@@ -67,7 +67,8 @@ def test_reverse_mode_and_vmap_are_those_of_plain_operations(transform, group):
 
 
 def test_vmap_takes_shared_tensors_and_padding():
-    found = torch.func.vmap(lambda q, k: ringattn.attention(q, k, k, key_range=(1, 7)), in_dims=(0, None))(torch.stack([X, Y]), Y)
+    mapped = torch.func.vmap(lambda q, k: ringattn.attention(q, k, k, key_range=(1, 7)), in_dims=(0, None))
+    found = mapped(torch.stack([X, Y]), Y)
     assert torch.equal(found, torch.stack([ringattn.attention(q, Y, Y, key_range=(1, 7)) for q in (X, Y)]))
 
 

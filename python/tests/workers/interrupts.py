@@ -28,7 +28,7 @@ def at_work():
 
 
 def interrupted(x, delay, again):
-    """Whether a call on x was interrupted after `delay` seconds; with `again`, then over and over, the interrupt itself, too."""
+    """Whether a call on x was interrupted after `delay` seconds; with `again`, then over and over."""
     try:
         signal.setitimer(signal.ITIMER_REAL, delay, again)
         ringattn.attention(x, x, x, group=RANKS, threads=1)
