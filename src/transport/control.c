@@ -17,8 +17,8 @@
  * each rank that gets a first verdict adopts it and passes it on, so a verdict survives the death of its finder. A broken link
  * goes on beating, with the verdict instead of the beat, until it is destroyed.
  *
- * A transport may know that a peer lives which cannot beat, because beats need something there that is busy (in Python's transports
- * the lock of the interpreter). It then says so by an empty control message, which no peer ever sends.
+ * A transport may know that a peer lives which cannot beat, because beats need something there that is busy (in Python's
+ * transports the lock of the interpreter). It then says so by an empty control message, which no peer ever sends.
  *
  * A message that a transport swallows leaves everybody alive and waiting. So a rank that waits asks after the message; the peer
  * answers from its list of latest sends; and what was sent long ago and never came is a verdict too. So are ranks that wait for
