@@ -133,14 +133,14 @@ static ra_status compute(job *j, rank_job *rank, ra_plan *plan, shard *s) {
     for (int id = 0; id < TENSOR_COUNT; id++)
         if (tensor_needed(j, (tensor_id)id)) RA_TRY(attach(j, s, (tensor_id)id));
     double start = now(), forward_seconds;
+    if (j->backward) RA_TRY(ra_plan_check_backward(plan));
     RA_TRY(device_forward(plan, s, &forward_seconds));
     RA_TRY(ra_stats(plan, &stats));
     result->bytes_sent = stats.bytes_sent;
     result->wait = stats.wait_seconds;
     if (j->backward) {
-        ra_backward_args backward = shard_backward_args(s);
-        RA_TRY(ra_backward(plan, &backward));
-        RA_TRY(shard_wait(s));
+        double backward_seconds;
+        RA_TRY(device_backward(plan, s, &backward_seconds));
         RA_TRY(ra_stats(plan, &stats));
         result->bytes_sent += stats.bytes_sent;
         result->wait += stats.wait_seconds;

@@ -84,11 +84,8 @@ static ra_status check_for_any_file(const settings *s) {
 }
 
 static ra_status check_available(const settings *s) {
-    if (s->device == DEVICE_CUDA) {
-        if (ra_cuda_probe(NULL) != RA_OK) return ra_fail_context(RA_NOT_AVAILABLE, "--device cuda is not available: ");
-        bool backward = s->command == CMD_GRAD || (s->command == CMD_BENCH && s->pass != PASS_FWD);
-        if (backward) return ra_fail(RA_NOT_AVAILABLE, "--device cuda has no backward pass in this version");
-    }
+    if (s->device == DEVICE_CUDA && ra_cuda_probe(NULL) != RA_OK)
+        return ra_fail_context(RA_NOT_AVAILABLE, "--device cuda is not available: ");
     if (s->offload) return ra_fail(RA_NOT_AVAILABLE, "--offload is not available: it needs a CUDA device");
     if (s->transport == TRANSPORT_NCCL) return ra_fail(RA_NOT_AVAILABLE, "--transport nccl is not available in this build");
     return RA_OK;

@@ -39,12 +39,9 @@ static ra_status call_forward(ra_plan *plan, const shard *s, sample *result) {
 }
 
 static ra_status call_backward(ra_plan *plan, const shard *s, sample *result) {
-    ra_backward_args args = shard_backward_args(s);
     ra_stats_data stats = {.struct_size = sizeof stats};
-    double start = now();
-    RA_TRY(ra_backward(plan, &args));
-    RA_TRY(shard_wait(s));
-    double seconds = now() - start;
+    double seconds;
+    RA_TRY(device_backward(plan, s, &seconds));
     RA_TRY(ra_stats(plan, &stats));
     *result = (sample){seconds, stats.wait_seconds, stats.bytes_sent};
     return RA_OK;
@@ -79,6 +76,7 @@ static ra_status rank_body(rank_job *rank) {
     ra_status status = shard_alloc_all(&s, j->backward);
     if (status == RA_OK) status = shard_generate(&s, j->s->seed);
     if (status == RA_OK) status = ra_plan_create(rank->comm, j->desc, &plan);
+    if (status == RA_OK && j->backward) status = ra_plan_check_backward(plan);
     if (status == RA_OK) status = repeat_calls(j, rank, plan, &s);
     if (status == RA_OK) status = ra_comm_stats(rank->comm, &stats);
     j->peak[rank->rank] = s.memory.peak + stats.pool_peak;

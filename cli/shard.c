@@ -90,7 +90,6 @@ static ra_status hand_back(const shard *s, tensor_id id, bool changed, char *hos
     return status;
 }
 
-ra_status shard_wait(const shard *s) { return on_device(s) ? ra_cuda_synchronize(NULL) : RA_OK; }
 
 static ra_status generate(shard *s, tensor_id id, data_tensor which, uint64_t seed) {
     if (!s->t[id].buffer) return RA_OK;

@@ -51,7 +51,6 @@ ra_status shard_load(shard *s, tensor_id id, const void *array, ra_dtype dtype);
 ra_status shard_store(const shard *s, tensor_id id, void *array, ra_dtype dtype);
 
 /* Waits until what was enqueued for these tensors is done (CUDA; elsewhere it is done already). */
-ra_status shard_wait(const shard *s);
 
 /* The arguments of the library's calls. */
 ra_forward_args shard_forward_args(const shard *s);

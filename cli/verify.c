@@ -30,9 +30,6 @@ static int64_t elements(const ra_attention_desc *desc, tensor_id id) {
     return desc->batch * tensor_rows(desc, id) * tensor_heads(desc, id) * dim;
 }
 
-/* What the device cannot compute is not judged. */
-static bool has_backward(const ra_attention_desc *desc) { return desc->device == RA_DEVICE_CPU; }
-
 static ra_status rank_body(rank_job *rank) {
     job *j = rank->arg;
     shard s;
@@ -42,9 +39,9 @@ static ra_status rank_body(rank_job *rank) {
     if (status == RA_OK) status = shard_generate(&s, j->s->seed);
     if (status == RA_OK) status = ra_plan_create(rank->comm, j->desc, &plan);
     double seconds;
-    ra_backward_args backward = shard_backward_args(&s);
+    if (status == RA_OK) status = ra_plan_check_backward(plan);
     if (status == RA_OK) status = device_forward(plan, &s, &seconds);
-    if (status == RA_OK && has_backward(j->desc)) status = ra_backward(plan, &backward);
+    if (status == RA_OK) status = device_backward(plan, &s, &seconds);
     for (int id = 0; id < TENSOR_COUNT && status == RA_OK; id++) {
         bool copy_of_rank_0 = j->desc->query_placement == RA_REPLICATED && tensor_has_queries((tensor_id)id) && rank->rank != 0;
         if (!copy_of_rank_0) status = shard_store(&s, (tensor_id)id, j->t[id], RA_F64);
@@ -87,7 +84,6 @@ static void judge_queries(const job *j, const ref_outputs *want, int64_t rows, d
     double bound = ref_bound(d->dtype, false, want->max_score), bound_lse = ref_bound(d->dtype, true, want->max_score);
     judge(v, VERIFY_OUT, ref_compare(got[T_OUT], want->out, want->m_out, wide, d->dtype), bound);
     judge(v, VERIFY_LSE, ref_compare_lse(got[T_LSE], want->lse, want->m_lse, narrow), bound_lse);
-    if (!has_backward(d)) return;
     judge(v, VERIFY_DQ, ref_compare(got[T_DQ], want->dq, want->m_dq, wide, d->dtype), bound);
 }
 
@@ -105,10 +101,8 @@ static ra_status judge_all(const job *j, verdict *v) {
         int64_t keys = elements(d, T_K);
         double bound = ref_bound(d->dtype, false, want.max_score);
         judge_queries(j, &want, d->seq_q, j->t, v);
-        if (has_backward(d)) {
-            judge(v, VERIFY_DK, ref_compare(j->t[T_DK], want.dk, want.m_dk, keys, d->dtype), bound);
-            judge(v, VERIFY_DV, ref_compare(j->t[T_DV], want.dv, want.m_dv, keys, d->dtype), bound);
-        }
+        judge(v, VERIFY_DK, ref_compare(j->t[T_DK], want.dk, want.m_dk, keys, d->dtype), bound);
+        judge(v, VERIFY_DV, ref_compare(j->t[T_DV], want.dv, want.m_dv, keys, d->dtype), bound);
     } else enough = false;
     ref_outputs_free(&want);
     return enough ? RA_OK : ra_fail(RA_NOMEM, "no memory for the reference");
@@ -164,7 +158,6 @@ static void sum_key(const job *j, int64_t y, key_sums *sums) {
 }
 
 static ra_status judge_keys(const job *j, double max_score, verdict *v) {
-    if (!has_backward(j->desc)) return RA_OK;
     const ra_attention_desc *d = j->desc;
     int64_t hk = tensor_heads(d, T_K), width = hk * d->head_dim, elements_of_row = d->batch * width,
             count = ra_min(d->seq_k, SAMPLED_KEYS);

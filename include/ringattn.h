@@ -265,6 +265,8 @@ typedef struct ra_meeting {
 RA_API ra_status ra_plan_meeting(const ra_attention_desc *desc, int ranks, int64_t query, int64_t key, int64_t head,
                                  int64_t branch, ra_meeting *meeting);
 
+/* RA_OK if ra_backward runs this plan; RA_NOT_AVAILABLE, with the reason, if its kernel computes no gradients of it. */
+RA_API ra_status ra_plan_check_backward(const ra_plan *plan);
 /* Bytes of workspace that the plan has reserved for forward and for backward on this rank. */
 RA_API int64_t ra_plan_workspace(const ra_plan *plan, bool backward);
 /* What was chosen where the descriptor left a choice. */

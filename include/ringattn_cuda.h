@@ -1,11 +1,11 @@
 /* ringattn on NVIDIA GPUs: is there one, and device memory for programs that do not use CUDA themselves.
  *
  * Programs that do use CUDA need nothing from here: set ra_attention_desc.device to RA_DEVICE_CUDA and pass device pointers and
- * a cudaStream_t to ra_forward. The CUDA part is a shared object of its own, loaded by the first call that needs it; without
- * it, or without a usable GPU, calls return RA_NOT_AVAILABLE and ra_last_error() says why. Every call concerns the calling
- * thread's current device.
+ * a cudaStream_t to ra_forward and ra_backward. The CUDA part is a shared object of its own, loaded by the first call that
+ * needs it; without it, or without a usable GPU, calls return RA_NOT_AVAILABLE and ra_last_error() says why. Every call
+ * concerns the calling thread's current device.
  *
- * ra_forward enqueues its work on the stream and returns; it neither waits nor, after the plan was made, allocates (a further
+ * Both enqueue their work on the stream and return; they neither wait nor, after the first call of either, allocate (a further
  * stream, or a capture, takes a workspace of its own once). Calls on several streams may overlap. At one rank a call can be
  * captured into a graph, which then keeps the call's workspace for as long as the process lives.
  */
@@ -43,7 +43,7 @@ RA_API ra_status ra_cuda_mark(void *stream, void **event);
 RA_API ra_status ra_cuda_between(void *start, void *end, double *seconds);
 RA_API void ra_cuda_forget(void *event);
 
-/* Which kernel the latest forward step on this thread ran: "sm90a", "sm80", "f32", or "" before the first. */
+/* Which kernel the latest step on this thread ran: "sm90a", "sm80", "f32", or "" before the first. */
 RA_API const char *ra_cuda_last_path(void);
 
 #ifdef __cplusplus

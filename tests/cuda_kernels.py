@@ -21,6 +21,20 @@ EXPECTED = {
     ("forward_sm80", "sm_90"): 4 * 2 * 2,
     ("forward_f32", "sm_80"): 3,
     ("forward_f32", "sm_90"): 3,
+    ("backward_keys_sm80", "sm_80"): 3 * 2,
+    ("backward_keys_sm80", "sm_90"): 3 * 2,
+    ("backward_queries_sm80", "sm_80"): 3 * 2,
+    ("backward_queries_sm80", "sm_90"): 3 * 2,
+    ("backward_keys_f32", "sm_80"): 3,
+    ("backward_keys_f32", "sm_90"): 3,
+    ("backward_queries_f32", "sm_80"): 3,
+    ("backward_queries_f32", "sm_90"): 3,
+    ("zero_rows", "sm_80"): 2,
+    ("zero_rows", "sm_90"): 2,
+    ("delta_rows", "sm_80"): 3,
+    ("delta_rows", "sm_90"): 3,
+    ("convert_rows", "sm_80"): 3,
+    ("convert_rows", "sm_90"): 3,
     ("fill_rows", "sm_80"): 3,
     ("fill_rows", "sm_90"): 3,
     ("empty_rows", "sm_80"): 1,
@@ -71,7 +85,8 @@ class Kernels(unittest.TestCase):
 
 
 if __name__ == "__main__":
-    wanted = {name[:-3] for name in os.listdir(KERNELS) if name.endswith(".cu")}
+    folders = (KERNELS, os.path.join(KERNELS, "backward"))
+    wanted = {name[:-3] for folder in folders for name in os.listdir(folder) if name.endswith(".cu")}
     if not shutil.which("nvcc") and not reports():
         print("skipped: nvcc was not found")
         sys.exit(77)

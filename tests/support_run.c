@@ -7,6 +7,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "ringattn_cuda.h"
 #include "support.h"
 
 /* ---------------------------------------------------------------------------------------------------------- the ring */
@@ -201,6 +202,7 @@ static ra_status run_rank(run_job *run, int rank) {
         measured->bytes_sent_backward = traffic->sent - sent;
         if (status == RA_OK) status = ra_stats(plan, &run->result->backward[rank]);
     }
+    if (desc->device == RA_DEVICE_CUDA && status == RA_OK) status = ra_cuda_synchronize(NULL);
     ra_plan_destroy(plan);
     return status;
 }

@@ -111,6 +111,15 @@ class Communicator:
         if status:
             self.fail(status)
 
+    def forward_with_gradient(
+        self, problem: Problem, seed: int, ranges: Ranges, key: Any, stream: int, *tensors: Tensor
+    ) -> None:
+        """forward, unless backward could not run: then nothing runs."""
+        status = lib.ra_plan_check_backward(self.plan(problem, seed, ranges, key))
+        if status:
+            self.fail(status)
+        self.forward(problem, seed, ranges, key, stream, *tensors)
+
     def backward(self, problem: Problem, seed: int, ranges: Ranges, key: Any, stream: int, *tensors: Tensor) -> None:
         """tensors: q, k, v, out, lse, dout, dlse, dq, dk, dv."""
         plan = self.plan(problem, seed, ranges, key)

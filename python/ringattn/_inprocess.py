@@ -21,8 +21,8 @@ from ._engine import Alone, Communicator, Ranges, Tensor, lasting, leave, note, 
 from ._lib import c_void_p, lib
 
 # Which tensors of a call have the rows of the queries and which those of the keys, and which are results.
-_ROWS = {"forward": "qkkqq", "backward": "qkkqqqqqkk"}
-_RESULTS = {"forward": (3, 4), "backward": (7, 8, 9)}
+_ROWS = {"forward": "qkkqq", "forward_with_gradient": "qkkqq", "backward": "qkkqqqqqkk"}
+_RESULTS = {"forward": (3, 4), "forward_with_gradient": (3, 4), "backward": (7, 8, 9)}
 
 
 class InProcess(Alone):

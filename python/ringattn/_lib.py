@@ -223,6 +223,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ra_plan_destroy": (None, [c_void_p]),
     "ra_plan_summary": (c_int, [ctypes.POINTER(Desc), c_int, c_int, ctypes.POINTER(Summary)]),
     "ra_plan_meeting": (c_int, [ctypes.POINTER(Desc), c_int, c_int64, c_int64, c_int64, c_int64, ctypes.POINTER(Meeting)]),
+    "ra_plan_check_backward": (c_int, [c_void_p]),
     "ra_plan_workspace": (c_int64, [c_void_p, c_bool]),
     "ra_plan_schedule": (c_int, [c_void_p]),
     "ra_plan_bucket": (c_int64, [c_void_p]),

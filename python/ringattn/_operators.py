@@ -114,8 +114,9 @@ def run_forward(
     seed: int,
     ranges: Any,
     want_lse: bool,
+    gradient: bool = False,
 ) -> tuple[torch.Tensor, Optional[torch.Tensor], Problem, int]:
-    """out, lse, and what the ranks agreed on."""
+    """out, lse, and what the ranks agreed on. Where a gradient is asked for that nobody could compute, nothing runs."""
     try:
         shape, views = _checked(query, key, value)
     except ValueError as error:
@@ -136,7 +137,8 @@ def run_forward(
         lse_view = (lse.data_ptr(), heads * rows, 1, rows)
     dim = shape.head_dim
     out_view = (out.data_ptr(), rows * heads * dim, heads * dim, dim)
-    _run(where, "forward", problem, seed, ranges, (*views, out_view, lse_view), (query, key, value, out, lse))
+    call = "forward_with_gradient" if gradient else "forward"
+    _run(where, call, problem, seed, ranges, (*views, out_view, lse_view), (query, key, value, out, lse))
     if order:
         back = torch.argsort(rows_q)
         out, lse = out[:, back], None if lse is None else lse[:, :, back]

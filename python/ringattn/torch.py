@@ -34,7 +34,7 @@ class _Eager(torch.autograd.Function):
         seed: int,
         ranges: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        out, lse, problem, seed = run_forward(query, key, value, options, where, seed, ranges, True)
+        out, lse, problem, seed = run_forward(query, key, value, options, where, seed, ranges, True, gradient=True)
         ctx.call = problem, where, seed, ranges
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(query, key, value, out, lse)

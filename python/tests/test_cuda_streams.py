@@ -29,11 +29,86 @@ def test_dropout_drops_the_same_pairs_as_on_the_cpu(dtype, pattern):
     assert 0 < kept[0].sum() < (kept[0] | True).sum()
 
 
-def test_gradients_are_refused_with_the_reason():
-    q, k, v = (x.requires_grad_() for x in inputs(torch.bfloat16))
-    out = ringattn.attention(q, k, v, is_causal=True)
-    with pytest.raises(ringattn.RingattnError, match="backward"):
+def test_a_gradient_that_cannot_be_computed_is_refused_before_anything_runs(monkeypatch):
+    q, k, v = (x.requires_grad_() for x in inputs(torch.bfloat16, dim=40))
+    monkeypatch.setenv("RINGATTN_KERNEL", "sm90a")
+    with torch.no_grad():
+        try:
+            ringattn.attention(q, k, v)
+        except ringattn.RingattnError:
+            pytest.skip("the forward pass needs a Hopper GPU, too")
+    try:
+        out = ringattn.attention(q, k, v)
+    except ringattn.RingattnError as error:
+        assert "cannot compute gradients" in str(error)
+    else:  # then backward runs
         out.sum().backward()
+        assert torch.isfinite(q.grad).all()
+
+
+PATTERNS = [
+    {"is_causal": True},
+    {"segment_lengths": (64, 128), "dilation_rates": (1, 2), "is_causal": True},
+    {"combine": "mix", "segment_lengths": (64, 128), "dilation_rates": (2, 4)},
+    {"segment_lengths": (32,), "dilation_rates": (2,), "dropout_p": 0.3, "seed": 2**40 + 5},
+    {"window": (50, 0)},
+]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+@pytest.mark.parametrize("more", PATTERNS)
+def test_gradients_are_those_of_the_cpu_and_the_same_bits_every_time(dtype, more):
+    tensors = inputs(dtype)
+    dout = torch.randn(2, 300, 8, 64, device="cuda", dtype=dtype)
+    dlse = torch.randn(2, 8, 300, device="cuda")
+
+    def gradients(device, kind):
+        leaves = [x.to(device, kind).requires_grad_() for x in tensors]
+        out, lse = ringattn.attention(*leaves, **more, return_lse=True)
+        given = (torch.where(torch.isinf(lse), 0.0, lse), dlse.to(device))
+        return torch.autograd.grad((out, given[0]), leaves, (dout.to(device, kind), given[1]))
+
+    first = gradients("cuda", dtype)
+    for _ in range(3):
+        for a, b in zip(first, gradients("cuda", dtype)):
+            assert torch.equal(a, b)
+    bound = {torch.bfloat16: 1e-2, torch.float16: 2e-3, torch.float32: 1e-5}[dtype]
+    for a, b in zip(first, gradients("cpu", torch.float32)):
+        assert (a.cpu().float() - b).abs().max() <= bound * 4 * max(1.0, b.abs().max().item())
+
+
+@pytest.mark.parametrize("more", PATTERNS[:3])
+def test_a_captured_training_step_replays_on_new_data(more):
+    q, k, v = (x.requires_grad_() for x in inputs(torch.bfloat16, rows=512))
+    dout = torch.randn_like(q)
+
+    def step():
+        return torch.autograd.grad(ringattn.attention(q, k, v, **more), (q, k, v), dout)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        found = step()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            q.copy_(torch.randn_like(q))
+        graph.replay()
+        torch.cuda.synchronize()
+        for a, b in zip(found, step()):
+            assert torch.equal(a, b)
+
+
+def test_a_compiled_training_step_is_the_eager_one():
+    q, k, v = (x.requires_grad_() for x in inputs(torch.bfloat16))
+    dout = torch.randn_like(q)
+    compiled = torch.compile(lambda q, k, v: ringattn.attention(q, k, v, is_causal=True), backend="aot_eager", fullgraph=True)
+    expected = torch.autograd.grad(ringattn.attention(q, k, v, is_causal=True), (q, k, v), dout)
+    for a, b in zip(torch.autograd.grad(compiled(q, k, v), (q, k, v), dout), expected):
+        assert torch.equal(a, b)
 
 
 def test_a_ring_of_gpus_is_refused_with_the_reason():

@@ -40,8 +40,9 @@ static inline bool ra_state_empty(double m, double l) { return m == -INFINITY &&
 /* Backward step: adds to dq_acc, and to the dk_view and dv_view of each item. Order of all sums is fixed by items alone.
  *
  * A plan in which every query row and every key is met by at most one item of one step runs `single`: the kernel writes dq and
- * the dk_result and dv_result of each item itself, and where no pair is leaves what is there. dq_acc, dk_view and dv_view are
- * room for sums, with anything in it; or, if the type has more than 16 bits, the results themselves. */
+ * the dk_result and dv_result of each item itself, and where no pair is may leave what is there. dq_acc, dk_view and dv_view
+ * are room for sums, with anything in it; or, if the type has more than 16 bits or the kernel is `direct`, the results
+ * themselves. */
 typedef struct ra_backward_step {
     const ra_problem *problem;
     const ra_item *items;
@@ -59,6 +60,25 @@ typedef struct ra_backward_step {
     void *poll_arg;
 } ra_backward_step;
 
+/* A gradient of a backward pass. Sums of 16-bit gradients lie apart from the results (and only used rows have some), the others
+ * are in the results themselves. */
+typedef struct ra_gradient {
+    ra_tensor result, sums;
+    int64_t rows, heads;
+    ra_used_rows used;
+} ra_gradient;
+
+/* What happens to rows before the first backward step and after the last. */
+typedef struct ra_backward_rows {
+    const ra_problem *problem;
+    bool single, zeroed; /* of the steps */
+    ra_gradient gradients[3];
+    ra_tensor dout, out, dlse, delta; /* dlse.data may be NULL */
+    ra_used_rows used;                /* of queries */
+    void *stream;
+    ra_workers *workers;
+} ra_backward_rows;
+
 /* A kernel family. All function pointers are set; families that lack one inherit the scalar one. */
 typedef struct ra_kernel {
     const char *name;
@@ -73,11 +93,18 @@ typedef struct ra_kernel {
     bool (*capturing)(void *stream);
     int64_t (*forward_scratch)(const ra_problem *problem, int workers);
     int64_t (*backward_scratch)(const ra_problem *problem, int workers);
+    bool direct; /* a single backward step needs no room for sums of 16-bit gradients */
     /* Before the first step: the empty state, or when `single` out = 0 and lse = -inf (a kernel may leave that to forward,
      * which then is called even without items). After the last: out and lse from the state. */
     ra_status (*fill)(const ra_forward_step *step);
     ra_status (*finish)(const ra_forward_step *step);
     ra_status (*forward)(const ra_forward_step *step);
+    /* NULL if it computes the gradients of a problem that it supports, else why not. */
+    const char *(*backward_unsupported)(const ra_problem *problem);
+    /* Before the first step: sums, or when `single` results where steps leave them as they are, become zero, and delta is made.
+     * After the last: results from sums, where these lie apart. */
+    ra_status (*backward_begin)(const ra_backward_rows *rows);
+    ra_status (*backward_end)(const ra_backward_rows *rows);
     ra_status (*backward)(const ra_backward_step *step);
 } ra_kernel;
 

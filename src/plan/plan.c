@@ -228,6 +228,12 @@ void ra_plan_destroy(ra_plan *plan) {
 
 /* ---------------------------------------------------------------------------------------------------------- asking */
 
+ra_status ra_plan_check_backward(const ra_plan *plan) {
+    if (!plan) return ra_fail(RA_INVALID, "plan is NULL");
+    const char *reason = plan->kernel->backward_unsupported(&plan->problem);
+    return reason ? ra_fail(RA_NOT_AVAILABLE, "kernel '%s' cannot compute gradients: %s", plan->kernel->name, reason) : RA_OK;
+}
+
 int64_t ra_plan_workspace(const ra_plan *plan, bool backward) {
     if (!plan) return 0;
     return backward ? plan->backward.total : plan->forward.total;

@@ -119,6 +119,7 @@ ra_workspace ra_workspace_of(const ra_config *c, const ra_view *view, const ra_k
     ra_problem problem = ra_problem_of(c, view);
     int64_t state = ra_state_size(c->dtype), narrow = c->dtype == RA_BF16 || c->dtype == RA_F16;
     int64_t rows = c->batch * view->rows_q * c->heads * state; /* bytes of a number a row and head; m, l, delta */
+    if (backward && view->single_backward && kernel->direct) narrow = false;
     int64_t sums_q = narrow ? c->batch * ra_sums_tensor(c, view, true, NULL).batch * state : 0;
     bool merging = c->placement == RA_REPLICATED && view->ranks > 1;
     ra_workspace w = {.kv = {view->bounds.kv_bytes[0], view->bounds.kv_bytes[1]}};

@@ -4,7 +4,6 @@
 #include "core/dtype.h"
 #include "core/log.h"
 #include "core/status.h"
-#include "device/rows.h"
 #include "ring/pack.h"
 #include "ring/ring.h"
 
@@ -138,24 +137,14 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
 
 /* -------------------------------------------------------------------------------------------------------- backward */
 
-/* Sums of 16-bit gradients live in the workspace, the others in the gradients themselves. Of a single step the kernel makes
- * results. */
-typedef struct gradient {
-    ra_tensor result, sums;
-    bool single;
-    int64_t rows, heads;
-    ra_used_rows used; /* only these have sums apart from results */
-} gradient;
-
-static gradient gradient_of(const ra_plan *plan, ra_tensor result, char *workspace, bool queries) {
+static ra_gradient gradient_of(const ra_plan *plan, ra_tensor result, char *workspace, bool queries) {
     const ra_config *c = &plan->config;
     const ra_view *view = &plan->view;
-    gradient g = {.result = result,
-                  .sums = result,
-                  .single = view->single_backward,
-                  .rows = queries ? view->rows_q : view->rows_k,
-                  .heads = queries ? c->heads : c->kv_heads,
-                  .used = queries ? view->used_q : view->used_k};
+    ra_gradient g = {.result = result,
+                     .sums = result,
+                     .rows = queries ? view->rows_q : view->rows_k,
+                     .heads = queries ? c->heads : c->kv_heads,
+                     .used = queries ? view->used_q : view->used_k};
     if (workspace) g.sums = ra_sums_tensor(c, view, queries, workspace);
     return g;
 }
@@ -168,37 +157,18 @@ static bool writes_all(const ra_backward_pass *pass) {
     return whole && meet_all(call, true) && meet_all(call, false);
 }
 
-static bool sums_apart(const gradient *g) { return g->sums.data != g->result.data; }
-
-static void start_sums(const ra_plan *plan, const gradient *g, bool zeroed) {
-    const ra_used_rows all = {0};
-    const ra_problem *problem = &plan->problem;
-    ra_workers *workers = plan->comm->workers;
-    const ra_dtype dtype = plan->config.dtype;
-    if (g->single && !zeroed) ra_rows_fill_gaps(problem, workers, &g->used, g->result, (ra_tensor){0}, g->rows, g->heads);
-    else if (g->single || !sums_apart(g))
-        ra_rows_zero(problem, workers, &all, g->result, (int64_t)ra_dtype_size(dtype), g->rows, g->heads);
-    else ra_rows_zero(problem, workers, &g->used, g->sums, ra_state_size(dtype), g->rows, g->heads);
-}
-
-static void take_sums(const ra_plan *plan, const gradient *g) {
-    if (g->single || !sums_apart(g)) return;
-    ra_rows_convert(&plan->problem, plan->comm->workers, &g->used, g->result, g->sums, g->rows, g->heads);
-}
-
 ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
     const ra_config *c = &plan->config;
     const ra_workspace *w = &plan->backward;
     ra_backward_pass pass = {.args = args, .size = (int64_t)ra_dtype_size(c->dtype), .state_size = ra_state_size(c->dtype)};
-    if (plan->kernel->device != RA_DEVICE_CPU)
-        return ra_fail(RA_NOT_AVAILABLE, "the backward pass on a GPU is not available in this version");
+    RA_TRY(ra_plan_check_backward(plan));
     RA_TRY(ra_call_begin(&pass.call, plan, "backward", w->total, args->stream));
     ra_workers *workers = plan->comm->workers;
     int64_t cursor = 0;
     ra_tensor delta = ra_tensor_lse(ra_call_carve(&pass.call, &cursor, w->delta), plan->view.rows_q, c->heads);
-    gradient dq = gradient_of(plan, args->dq, ra_call_carve(&pass.call, &cursor, w->dq), true);
-    gradient dk = gradient_of(plan, args->dk, ra_call_carve(&pass.call, &cursor, w->dk), false);
-    gradient dv = gradient_of(plan, args->dv, ra_call_carve(&pass.call, &cursor, w->dv), false);
+    ra_gradient dq = gradient_of(plan, args->dq, ra_call_carve(&pass.call, &cursor, w->dq), true);
+    ra_gradient dk = gradient_of(plan, args->dk, ra_call_carve(&pass.call, &cursor, w->dk), false);
+    ra_gradient dv = gradient_of(plan, args->dv, ra_call_carve(&pass.call, &cursor, w->dv), false);
     for (int i = 0; i < 2; i++) pass.buffer[i] = ra_call_carve(&pass.call, &cursor, w->kv[i]);
     for (int i = 0; i < 2; i++) pass.grads[i] = ra_call_carve(&pass.call, &cursor, w->grad[i]);
     pass.grads_in = ra_call_carve(&pass.call, &cursor, w->grad_in);
@@ -221,15 +191,24 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
                                    .scratch = ra_call_carve(&pass.call, &cursor, w->scratch),
                                    .poll = plan->comm->ranks > 1 ? ra_call_poll : NULL, /* alone: nobody to look after */
                                    .poll_arg = &pass.call};
-    const gradient *gradients[] = {&dq, &dk, &dv};
     ra_call_items_local(&pass.call, &pass.home);
     pass.step.zeroed = !writes_all(&pass);
-    for (int i = 0; i < 3; i++) start_sums(plan, gradients[i], pass.step.zeroed);
-    ra_rows_delta(&plan->problem, workers, &plan->view.used_q, args->dout, args->out, args->dlse, delta, plan->view.rows_q,
-                  c->heads);
-    ra_status status = w->state                               ? ra_merge_backward(&pass)
-                       : plan->schedule == RA_SCHEDULE_GATHER ? ra_gather_backward(&pass)
-                                                              : ra_ring_rounds_backward(&pass);
-    for (int i = 0; i < 3 && status == RA_OK; i++) take_sums(plan, gradients[i]);
+    const ra_backward_rows rows = {.problem = &plan->problem,
+                                   .single = pass.step.single,
+                                   .zeroed = pass.step.zeroed,
+                                   .gradients = {dq, dk, dv},
+                                   .dout = args->dout,
+                                   .out = args->out,
+                                   .dlse = args->dlse,
+                                   .delta = delta,
+                                   .used = plan->view.used_q,
+                                   .stream = args->stream,
+                                   .workers = workers};
+    ra_status status = plan->kernel->backward_begin(&rows);
+    if (status == RA_OK)
+        status = w->state                               ? ra_merge_backward(&pass)
+                 : plan->schedule == RA_SCHEDULE_GATHER ? ra_gather_backward(&pass)
+                                                        : ra_ring_rounds_backward(&pass);
+    if (status == RA_OK) status = plan->kernel->backward_end(&rows);
     return ra_call_end(&pass.call, status);
 }

@@ -177,3 +177,40 @@ def reference(q, k, v, desc, rows=None):
             finite = torch.where(torch.stack(masks).any(0), (abs(scale) * qq.abs() @ kk.abs().T), 0.0)
             m_lse = max(m_lse, torch.nan_to_num(finite, 0.0).max().item())
     return out, lse, m_out, m_lse
+
+
+def gradients(q, k, v, dout, dlse, desc):
+    """(dq, dk, dv) in float64, and the same sums in absolute values (their maxima): what errors are measured by."""
+    b, nq, h, d = q.shape
+    nk, hk = k.shape[1], k.shape[2]
+    scale = 1 / math.sqrt(d) if desc.scale is None else desc.scale
+    out, lse, _, _ = reference(q, k, v, desc)
+    found = [torch.zeros(x.shape, dtype=torch.float64, device=q.device) for x in (q, k, v)]
+    size = [torch.zeros_like(x) for x in found]
+    rows = list(range(nq))
+    for bi in range(b):
+        for hi in range(h):
+            g = hi // (h // hk)
+            qq, kk, vv, do, o = (x.double() for x in (q[bi, :, hi], k[bi, :, g], v[bi, :, g], dout[bi, :, hi], out[bi, :, hi]))
+            log = lse[bi, :, hi, None]
+            has_keys = log != -math.inf
+            qq, do, o = (torch.where(has_keys, x, 0.0) for x in (qq, do, o))  # nothing flows through the others
+            delta = (do * o).sum(1, keepdim=True) - (0.0 if dlse is None else dlse[bi, :, hi, None].double())
+            spread = (do * o).abs().sum(1, keepdim=True)
+            for i in range(len(desc.branches)):
+                ok = attended(desc, i, g, hk, bi, nq, nk, rows, q.device) & has_keys
+                if not ok.any():
+                    continue
+                keep = kept_pairs(desc, i, bi * h + hi, nq, nk, rows, q.device) / (1 - desc.dropout) if desc.dropout else 1.0
+                read = ok.any(0)[:, None]
+                kr, vr = torch.where(read, kk, 0.0), torch.where(read, vv, 0.0)
+                p = torch.where(ok, torch.exp(scale * qq @ kr.T - torch.where(has_keys, log, 0.0)), 0.0)
+                ds = p * (keep * (do @ vr.T) - delta)
+                a = p * (do.abs() @ vr.abs().T + spread)
+                for j, (x, y) in enumerate(((ds @ kr, a @ kr.abs()), (ds.T @ qq, a.T @ qq.abs()))):
+                    head = hi if j == 0 else g
+                    found[j][bi, :, head] += scale * x
+                    size[j][bi, :, head] += abs(scale) * y
+                found[2][bi, :, g] += (p * keep).T @ do
+                size[2][bi, :, g] += (p * keep).T @ do.abs()
+    return found, [x.max().item() for x in size]

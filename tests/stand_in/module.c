@@ -38,7 +38,10 @@ ra_status ra_cuda_backend_alloc(int64_t bytes, void **memory, ra_cuda_error *err
     return RA_OK;
 }
 
-void ra_cuda_backend_free(void *memory) { free(memory); }
+void ra_cuda_backend_free(void *memory) {
+    stream_wait_all();
+    free(memory);
+}
 
 bool ra_cuda_backend_capturing(void *stream) {
     (void)stream;
@@ -107,16 +110,22 @@ void ra_cuda_backend_forget(void *made) {
     free(e);
 }
 
-/* ----------------------------------------------------------------------------------------------------------------- steps */
+/* ----------------------------------------------------------------------------------------------------------------- calls */
 
-/* A step as it is enqueued: what the caller's memory held is copied. */
-typedef struct step_call {
-    ra_problem problem;
-    ra_forward_step forward;
-    const ra_kernel *kernel;
+/* What is enqueued: a function and what it needs. What lies in the caller's memory is copied. */
+typedef struct call {
+    void (*run)(struct call *call);
+    const ra_kernel *kernel; /* the best of the CPU's */
     ra_workers *workers;
-    bool finish;
-} step_call;
+    ra_problem problem;
+    ra_used_rows used;
+    ra_item *items;
+    ra_forward_step forward;
+    ra_backward_step backward;
+    ra_tensor a, b, c, d; /* of rows */
+    int64_t size, rows, heads;
+    bool gaps;
+} call;
 
 static void *copy_of(const void *from, int64_t count, size_t size) {
     if (!from) return NULL;
@@ -126,113 +135,202 @@ static void *copy_of(const void *from, int64_t count, size_t size) {
     return to;
 }
 
-static ra_problem problem_copy(const ra_problem *p) {
-    ra_problem copy = *p;
-    copy.key_begin = copy_of(p->key_begin, p->batch, sizeof(int64_t));
-    copy.key_end = copy_of(p->key_end, p->batch, sizeof(int64_t));
-    return copy;
+static void *zeros(int64_t bytes) {
+    void *memory = aligned_alloc(64, ((size_t)bytes + 127) / 64 * 64);
+    if (!memory) abort();
+    return memset(memory, 0, ((size_t)bytes + 127) / 64 * 64);
 }
 
-static ra_used_rows used_copy(const ra_used_rows *used) {
-    ra_used_rows copy = *used;
-    copy.sets = copy_of(used->sets, used->count, sizeof(ra_used));
-    return copy;
+static void run_call(void *arg) {
+    call *c = arg;
+    c->run(c);
+    ra_workers_destroy(c->workers);
+    free((void *)c->problem.key_begin);
+    free((void *)c->problem.key_end);
+    free(c->used.sets);
+    free(c->items);
+    free(c);
 }
 
-static void free_problem(ra_problem *p) {
-    free((void *)p->key_begin);
-    free((void *)p->key_end);
+/* items and used may be NULL. */
+static ra_status enqueue(call wanted, const ra_problem *p, const ra_item *items, int64_t item_count, const ra_used_rows *used,
+                         void *stream, ra_cuda_error *error) {
+    call *c = copy_of(&wanted, 1, sizeof wanted);
+    if (ra_kernel_find(NULL, RA_DEVICE_CPU, p, &c->kernel) != RA_OK || ra_workers_create(1, &c->workers) != RA_OK) {
+        free(c);
+        return refuse(error, RA_NOT_AVAILABLE, "the CPU has no kernel for this problem");
+    }
+    c->problem = *p;
+    c->problem.key_begin = copy_of(p->key_begin, p->batch, sizeof(int64_t));
+    c->problem.key_end = copy_of(p->key_end, p->batch, sizeof(int64_t));
+    c->items = copy_of(items, item_count, sizeof(ra_item));
+    c->used = used ? *used : (ra_used_rows){.modulus = 1};
+    c->used.sets = copy_of(c->used.sets, c->used.count, sizeof(ra_used));
+    stream_enqueue(stream, run_call, c);
+    return RA_OK;
 }
 
-/* The best of the CPU's kernels. */
-static const ra_kernel *cpu_kernel(const ra_problem *problem, ra_cuda_error *error) {
-    const ra_kernel *kernel = NULL;
-    if (ra_kernel_find(NULL, RA_DEVICE_CPU, problem, &kernel) != RA_OK)
-        refuse(error, RA_NOT_AVAILABLE, "the CPU has no kernel for this problem");
-    return kernel;
-}
+/* --------------------------------------------------------------------------------------------------------------- forward */
 
-const char *ra_cuda_backend_unsupported(const ra_problem *p, const char *wanted) {
+const char *ra_cuda_backend_unsupported(const ra_problem *p, const char *wanted, bool backward) {
+    (void)backward;
     if (p->dtype == RA_F64) return "the CUDA kernels compute f32, bf16 and f16 only";
     if (wanted && strcmp(wanted, RA_CUDA_SM90A) == 0) return "it needs a GPU of compute capability 9.0 (Hopper)";
     return NULL;
 }
 
-int64_t ra_cuda_backend_scratch(const ra_problem *problem) {
-    (void)problem;
+int64_t ra_cuda_backend_scratch(const ra_problem *problem, bool backward) {
+    (void)problem, (void)backward;
     return 64;
 }
 
-static void run_step(void *arg) {
-    step_call *call = arg;
-    ra_forward_step *s = &call->forward;
-    if (call->finish) {
-        call->kernel->finish(s);
-    } else {
-        const int64_t bytes = call->kernel->forward_scratch(&call->problem, ra_workers_count(call->workers));
-        s->scratch = aligned_alloc(64, ((size_t)bytes + 127) / 64 * 64);
-        if (!s->scratch) abort();
-        if (s->single) call->kernel->fill(s);
-        if (s->item_count) call->kernel->forward(s);
-        free(s->scratch);
-    }
-    ra_workers_destroy(call->workers);
-    free_problem(&call->problem);
-    free((void *)s->items);
-    free(s->used.sets);
-    free(call);
-}
-
-static ra_status enqueue_step(const ra_forward_step *step, bool finish, ra_cuda_error *error) {
-    const ra_kernel *kernel = cpu_kernel(step->problem, error);
-    if (!kernel) return RA_NOT_AVAILABLE;
-    step_call *call = calloc(1, sizeof *call);
-    if (!call || ra_workers_create(1, &call->workers) != RA_OK) abort();
-    call->problem = problem_copy(step->problem);
-    call->forward = *step;
-    call->forward.problem = &call->problem;
-    call->forward.items = copy_of(step->items, step->item_count, sizeof(ra_item));
-    call->forward.used = used_copy(&step->used);
-    call->forward.workers = call->workers;
-    call->forward.poll = NULL;
-    call->forward.covered = false;
-    call->kernel = kernel;
-    call->finish = finish;
-    stream_enqueue(step->stream, run_step, call);
-    return RA_OK;
-}
-
-ra_status ra_cuda_backend_forward(const ra_forward_step *step, const char *wanted, const char **path, ra_cuda_error *error) {
-    const char *reason = ra_cuda_backend_unsupported(step->problem, wanted);
+/* May the step run? *path says by which kernel. */
+static ra_status admit(const ra_problem *p, const char *wanted, bool backward, const char **path, ra_cuda_error *error) {
+    const char *reason = ra_cuda_backend_unsupported(p, wanted, backward);
     if (reason) {
         snprintf(error->text, sizeof error->text, "kernel '%s' cannot be used: %s", wanted ? wanted : "cuda", reason);
         return RA_NOT_AVAILABLE;
     }
-    if (path) *path = step->problem->dtype == RA_F32 ? RA_CUDA_F32 : RA_CUDA_SM80;
-    return enqueue_step(step, false, error);
-}
-
-static void run_fill(void *arg) {
-    step_call *call = arg;
-    call->kernel->fill(&call->forward);
-    ra_workers_destroy(call->workers);
-    free_problem(&call->problem);
-    free(call);
-}
-
-ra_status ra_cuda_backend_fill(const ra_forward_step *step, ra_cuda_error *error) {
-    const ra_kernel *kernel = cpu_kernel(step->problem, error);
-    if (!kernel) return RA_NOT_AVAILABLE;
-    step_call *call = calloc(1, sizeof *call);
-    if (!call || ra_workers_create(1, &call->workers) != RA_OK) abort();
-    call->problem = problem_copy(step->problem);
-    call->forward = *step;
-    call->forward.problem = &call->problem;
-    call->forward.used = (ra_used_rows){.modulus = 1}; /* every row */
-    call->forward.workers = call->workers;
-    call->kernel = kernel;
-    stream_enqueue(step->stream, run_fill, call);
+    if (path) *path = p->dtype == RA_F32 ? RA_CUDA_F32 : RA_CUDA_SM80;
     return RA_OK;
 }
 
-ra_status ra_cuda_backend_finish(const ra_forward_step *step, ra_cuda_error *error) { return enqueue_step(step, true, error); }
+static ra_forward_step *forward_of(call *c) {
+    ra_forward_step *s = &c->forward;
+    s->problem = &c->problem;
+    s->items = c->items;
+    s->used = c->used;
+    s->workers = c->workers;
+    s->poll = NULL;
+    s->covered = false;
+    return s;
+}
+
+static void run_forward(call *c) {
+    ra_forward_step *s = forward_of(c);
+    s->scratch = zeros(c->kernel->forward_scratch(&c->problem, 1));
+    if (s->single) c->kernel->fill(s);
+    if (s->item_count) c->kernel->forward(s);
+    free(s->scratch);
+}
+
+static void run_fill(call *c) { c->kernel->fill(forward_of(c)); }
+static void run_finish(call *c) { c->kernel->finish(forward_of(c)); }
+
+ra_status ra_cuda_backend_forward(const ra_forward_step *step, const char *wanted, const char **path, ra_cuda_error *error) {
+    const ra_status status = admit(step->problem, wanted, false, path, error);
+    if (status != RA_OK) return status;
+    const call c = {.run = run_forward, .forward = *step};
+    return enqueue(c, step->problem, step->items, step->item_count, &step->used, step->stream, error);
+}
+
+ra_status ra_cuda_backend_fill(const ra_forward_step *step, ra_cuda_error *error) {
+    return enqueue((call){.run = run_fill, .forward = *step}, step->problem, NULL, 0, NULL, step->stream, error);
+}
+
+ra_status ra_cuda_backend_finish(const ra_forward_step *step, ra_cuda_error *error) {
+    return enqueue((call){.run = run_finish, .forward = *step}, step->problem, NULL, 0, &step->used, step->stream, error);
+}
+
+/* -------------------------------------------------------------------------------------------------------------- backward */
+
+/* The rows of a progression from sums [B, rows, heads, dim] to a result, for `heads` heads from `first` on in both. */
+static void take_rows(const call *c, const ra_item *item, bool queries, ra_tensor sums, ra_tensor result, int64_t first,
+                      int64_t heads) {
+    const ra_item_rows *rows = queries ? &item->q : &item->k;
+    const int64_t size = (int64_t)ra_dtype_size(c->problem.dtype), dim = c->problem.head_dim;
+    for (int64_t i0 = 0; i0 < item->loop[0].repeat; i0++)
+        for (int64_t i1 = 0; i1 < item->loop[1].repeat; i1++)
+            for (int64_t a = 0; a < rows->count; a++) {
+                const int64_t row = rows->row + a * rows->row_step +
+                                    i0 * (queries ? item->loop[0].q_row : item->loop[0].k_row) +
+                                    i1 * (queries ? item->loop[1].q_row : item->loop[1].k_row);
+                for (int64_t b = 0; b < c->problem.batch; b++)
+                    for (int64_t h = first; h < first + heads; h++)
+                        ra_convert((char *)result.data + (b * result.batch + row * result.row + h * result.head) * size,
+                                   c->problem.dtype,
+                                   (float *)sums.data + b * sums.batch + row * sums.row + h * sums.head, RA_F32, dim);
+            }
+}
+
+static int64_t key_rows(const ra_item *item) {
+    int64_t last = item->k.row + (item->k.count - 1) * item->k.row_step;
+    for (int i = 0; i < 2; i++) last += ra_max(0, item->loop[i].k_row * (item->loop[i].repeat - 1));
+    return last + 1;
+}
+
+/* Sums of a single step's results, which the CPU's kernels want, are made here, and every row of an item is written. */
+static void run_single(call *c, ra_backward_step *s) {
+    const ra_problem *p = &c->problem;
+    const int64_t group = p->heads / p->kv_heads;
+    float *dq = zeros(p->batch * p->rows_q * p->heads * p->head_dim * 4);
+    s->dq_acc = ra_tensor_bnhd(dq, p->rows_q, p->heads, p->head_dim);
+    s->single = false;
+    for (int64_t i = 0; i < s->item_count; i++) {
+        ra_item *item = &c->items[i];
+        const int64_t rows = key_rows(item), numbers = p->batch * rows * item->heads.count * p->head_dim;
+        item->dk_view = ra_tensor_bnhd(zeros(numbers * 4), rows, item->heads.count, p->head_dim);
+        item->dv_view = ra_tensor_bnhd(zeros(numbers * 4), rows, item->heads.count, p->head_dim);
+    }
+    c->kernel->backward(s);
+    for (int64_t i = 0; i < s->item_count; i++) {
+        const ra_item *item = &c->items[i];
+        take_rows(c, item, false, item->dk_view, item->dk_result, 0, item->heads.count);
+        take_rows(c, item, false, item->dv_view, item->dv_result, 0, item->heads.count);
+        for (int64_t h = 0; h < item->heads.count; h++)
+            take_rows(c, item, true, s->dq_acc, s->dq, (item->heads.start + h * item->heads.step) * group, group);
+        free(item->dk_view.data);
+        free(item->dv_view.data);
+    }
+    free(dq);
+}
+
+static void run_backward(call *c) {
+    ra_backward_step *s = &c->backward;
+    s->problem = &c->problem;
+    s->items = c->items;
+    s->workers = c->workers;
+    s->poll = NULL;
+    s->scratch = zeros(c->kernel->backward_scratch(&c->problem, 1));
+    if (s->single) run_single(c, s);
+    else c->kernel->backward(s);
+    free(s->scratch);
+}
+
+ra_status ra_cuda_backend_backward(const ra_backward_step *step, const char *wanted, const char **path, ra_cuda_error *error) {
+    const ra_status status = admit(step->problem, wanted, true, path, error);
+    if (status != RA_OK) return status;
+    const call c = {.run = run_backward, .backward = *step};
+    return enqueue(c, step->problem, step->items, step->item_count, NULL, step->stream, error);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- rows */
+
+static void run_zero(call *c) {
+    if (c->gaps) ra_rows_fill_gaps(&c->problem, c->workers, &c->used, c->a, (ra_tensor){0}, c->rows, c->heads);
+    else ra_rows_zero(&c->problem, c->workers, &c->used, c->a, c->size, c->rows, c->heads);
+}
+
+ra_status ra_cuda_backend_zero(const ra_problem *problem, const ra_used_rows *used, bool gaps, ra_tensor tensor, int64_t size,
+                               int64_t rows, int64_t heads, void *stream, ra_cuda_error *error) {
+    const call c = {.run = run_zero, .gaps = gaps, .a = tensor, .size = size, .rows = rows, .heads = heads};
+    return enqueue(c, problem, NULL, 0, used, stream, error);
+}
+
+static void run_delta(call *c) {
+    ra_rows_delta(&c->problem, c->workers, &c->used, c->a, c->b, c->c, c->d, c->problem.rows_q, c->problem.heads);
+}
+
+ra_status ra_cuda_backend_delta(const ra_problem *problem, const ra_used_rows *used, ra_tensor dout, ra_tensor out,
+                                ra_tensor dlse, ra_tensor delta, void *stream, ra_cuda_error *error) {
+    const call c = {.run = run_delta, .a = dout, .b = out, .c = dlse, .d = delta};
+    return enqueue(c, problem, NULL, 0, used, stream, error);
+}
+
+static void run_convert(call *c) { ra_rows_convert(&c->problem, c->workers, &c->used, c->a, c->b, c->rows, c->heads); }
+
+ra_status ra_cuda_backend_convert(const ra_problem *problem, const ra_used_rows *used, ra_tensor to, ra_tensor from,
+                                  int64_t rows, int64_t heads, void *stream, ra_cuda_error *error) {
+    const call c = {.run = run_convert, .a = to, .b = from, .rows = rows, .heads = heads};
+    return enqueue(c, problem, NULL, 0, used, stream, error);
+}

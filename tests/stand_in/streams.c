@@ -85,10 +85,18 @@ long stream_enqueue(void *name, void (*work)(void *arg), void *arg) {
     return ticket;
 }
 
-void stream_wait(void *name, long ticket) {
-    stream *s = find_stream(name);
+static void wait_for(stream *s, long ticket) {
     pthread_mutex_lock(&s->mutex);
     const long wanted = ticket ? ticket : s->enqueued;
     while (s->done < wanted) pthread_cond_wait(&s->changed, &s->mutex);
     pthread_mutex_unlock(&s->mutex);
+}
+
+void stream_wait(void *name, long ticket) { wait_for(find_stream(name), ticket); }
+
+void stream_wait_all(void) {
+    pthread_mutex_lock(&streams_mutex);
+    stream *s = streams; /* streams are put in front and never go */
+    pthread_mutex_unlock(&streams_mutex);
+    for (; s; s = s->next) wait_for(s, 0);
 }

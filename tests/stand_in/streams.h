@@ -8,5 +8,7 @@
 long stream_enqueue(void *stream, void (*work)(void *arg), void *arg);
 /* Waits until a ticket of a stream is done; 0: all that was enqueued on it. */
 void stream_wait(void *stream, long ticket);
+/* Waits until everything that was enqueued on any stream is done. */
+void stream_wait_all(void);
 
 #endif

@@ -19,6 +19,10 @@ RA_DECLARE_FAMILY(amx_bf16)
 RA_DECLARE_FAMILY(amx_f16)
 RA_DECLARE_FAMILY(amx_f32)
 
+/* Of every family: gradients before the first step and after the last. */
+ra_status ra_cpu_backward_begin(const ra_backward_rows *rows);
+ra_status ra_cpu_backward_end(const ra_backward_rows *rows);
+
 /* Tiles of any size by the scalar kernel, for families that meet something they do not handle. The scratch of one worker of the
  * scalar kernel suffices. */
 ra_forward_tile ra_scalar_forward_tile;

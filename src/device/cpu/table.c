@@ -58,6 +58,9 @@ static const char *at_most_32_bits(const ra_problem *problem) {
         .fill = fill_rows,                                                                                                     \
         .finish = finish_rows,                                                                                                 \
         .forward = ra_##functions##_forward,                                                                                   \
+        .backward_unsupported = anything,                                                                                      \
+        .backward_begin = ra_cpu_backward_begin,                                                                               \
+        .backward_end = ra_cpu_backward_end,                                                                                   \
         .backward = ra_##functions##_backward,                                                                                 \
     };
 
@@ -89,15 +92,10 @@ CPU_KERNEL(neon, scalar, elsewhere_arm, at_most_32_bits)
 #endif
 CPU_KERNEL(scalar, scalar, always, anything)
 
-#ifdef RA_HAVE_CUDA_KERNELS
-extern const ra_kernel ra_kernel_cuda, ra_kernel_sm90a, ra_kernel_sm80;
-#endif
+extern const ra_kernel ra_kernel_cuda, ra_kernel_sm90a, ra_kernel_sm80; /* in a module that may be missing */
 
 static const ra_kernel *const kernels[] = {
-#ifdef RA_HAVE_CUDA_KERNELS
-    &ra_kernel_cuda, &ra_kernel_sm90a, &ra_kernel_sm80,
-#endif
-    &kernel_amx,     &kernel_avx512,   &kernel_avx2,    &kernel_neon, &kernel_scalar,
+    &ra_kernel_cuda, &ra_kernel_sm90a, &ra_kernel_sm80, &kernel_amx, &kernel_avx512, &kernel_avx2, &kernel_neon, &kernel_scalar,
 };
 enum { KERNELS = sizeof kernels / sizeof *kernels };
 

@@ -33,16 +33,24 @@ typedef struct ra_cuda_error {
     /* RA_OK when the current device can run the kernels; RA_NOT_AVAILABLE says why not. device may be NULL. */                \
     X(ra_status, probe, (ra_cuda_device *device, ra_cuda_error *error))                                                        \
     /* NULL if the wanted kernel computes this problem on the current device, else why not. */                                 \
-    X(const char *, unsupported, (const ra_problem *problem, const char *wanted))                                              \
+    X(const char *, unsupported, (const ra_problem *problem, const char *wanted, bool backward))                               \
     /* Device bytes of a step's scratch. */                                                                                    \
-    X(int64_t, scratch, (const ra_problem *problem))                                                                           \
+    X(int64_t, scratch, (const ra_problem *problem, bool backward))                                                            \
     /* One step. When `single`, forward fills the rows that no item meets too: out = 0, lse = -inf. RA_NOT_AVAILABLE: the */   \
     /* wanted kernel does not take the step. *path, if not NULL, is set to the name of the kernel that ran (static). */        \
     X(ra_status, forward, (const ra_forward_step *step, const char *wanted, const char **path, ra_cuda_error *error))          \
-    /* ra_rows_fill, unless single, and ra_rows_finish of device/rows.h. */                                                    \
+    /* The same; of the rows of items it writes all, whether they attend to anything or not. */                                \
+    X(ra_status, backward, (const ra_backward_step *step, const char *wanted, const char **path, ra_cuda_error *error))        \
+    /* What device/rows.h does on the CPU. `gaps`: the rows that are not used, instead of those that are. */                   \
     X(ra_status, fill, (const ra_forward_step *step, ra_cuda_error *error))                                                    \
     X(ra_status, finish, (const ra_forward_step *step, ra_cuda_error *error))                                                  \
-    /* Device memory; may be called while a stream is being captured. */                                                       \
+    X(ra_status, zero, (const ra_problem *problem, const ra_used_rows *used, bool gaps, ra_tensor tensor, int64_t size,        \
+                        int64_t rows, int64_t heads, void *stream, ra_cuda_error *error))                                      \
+    X(ra_status, delta, (const ra_problem *problem, const ra_used_rows *used, ra_tensor dout, ra_tensor out, ra_tensor dlse,   \
+                         ra_tensor delta, void *stream, ra_cuda_error *error))                                                 \
+    X(ra_status, convert, (const ra_problem *problem, const ra_used_rows *used, ra_tensor to, ra_tensor from, int64_t rows,    \
+                           int64_t heads, void *stream, ra_cuda_error *error))                                                 \
+    /* Device memory; may be called while a stream is being captured. `free` waits for the work that uses it. */               \
     X(ra_status, alloc, (int64_t bytes, void **memory, ra_cuda_error *error))                                                  \
     X(void, free, (void *memory))                                                                                              \
     /* Is the stream being captured into a graph? */                                                                           \

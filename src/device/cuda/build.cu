@@ -10,6 +10,18 @@ bool aligned(const ra_tensor &t, int64_t size, int64_t bytes) {
     return reinterpret_cast<uintptr_t>(t.data) % (uintptr_t)bytes == 0 && whole(t.batch) && whole(t.row) && whole(t.head);
 }
 
+const char *check_item(const ra_item *item) {
+    const int64_t far = (int64_t)1 << 50;
+    auto rows = [&](const ra_item_rows &r) {
+        return r.count >= 0 && r.count < JOB_ROWS && r.row_step > 0 && r.pos_step > 0 && r.pos > -far && r.pos < far &&
+               r.pos_step < far;
+    };
+    if (!rows(item->q) || !rows(item->k)) return "an item has a progression of 2^30 or more rows, or positions beyond 2^50";
+    for (int i = 0; i < 2; i++)
+        if (item->loop[i].repeat < 1 || item->loop[i].repeat >= JOB_ROWS) return "an item repeats 2^30 times or more";
+    return nullptr;
+}
+
 static JobRows job_rows(const ra_item_rows &rows, int64_t row0, int64_t row1, int64_t pos0, int64_t pos1) {
     return {rows.row, rows.row_step, {row0, row1}, rows.pos, rows.pos_step, {pos0, pos1}, (int32_t)rows.count};
 }
@@ -53,6 +65,13 @@ JobItem job_item(const ra_problem *p, const ra_item *item, int64_t batch, int bl
     return j;
 }
 
+JobItem key_job_item(const ra_problem *p, const ra_item *item, int64_t batch, int block) {
+    JobItem j = job_item(p, item, batch, block);
+    j.extent[INDEX_GROUP] = 1;
+    j.blocks = (uint32_t)((item->k.count + block - 1) / block);
+    return j;
+}
+
 /* A section's keys stay in L2 while its instances share them. Where there are many sections, it is better for each to be small:
  * heavy blocks, which compute, and light ones, which rather read and write, then run side by side. */
 static uint32_t section_of(const Job &job, const JobItem &item, uint32_t instances) {
@@ -86,8 +105,25 @@ bool rows_touch(const JobItem &a, const JobItem &b) {
     return a.q.row <= last(b) && b.q.row <= last(a) && a.head_start <= head(b) && b.head_start <= head(a);
 }
 
-void start_job(const ra_forward_step *step, Job *job, int64_t batch_first, int64_t batch) {
-    const ra_problem *p = step->problem;
+/* Items of one tensor are told apart by rows and heads. Those of several tensors might be parts of one. */
+bool keys_touch(const ra_item &a, const ra_item &b) {
+    const ra_tensor &s = a.dk_view, &t = b.dk_view;
+    auto last = [](const ra_item &i) {
+        int64_t row = i.k.row + (i.k.count - 1) * i.k.row_step;
+        for (int l = 0; l < 2; l++) row += ra_max(0, i.loop[l].k_row * (i.loop[l].repeat - 1));
+        return row;
+    };
+    auto head = [](const ra_item &i) { return i.heads.start + (i.heads.count - 1) * i.heads.step; };
+    auto origin = [](const ra_item &i) { /* of head 0 */
+        return static_cast<char *>(i.dk_view.data) - i.heads.start * (i.dk_view.head / i.heads.step) * 4;
+    };
+    const bool same = s.row == t.row && s.batch == t.batch && s.head / a.heads.step == t.head / b.heads.step &&
+                      origin(a) == origin(b);
+    if (!same) return true;
+    return a.k.row <= last(b) && b.k.row <= last(a) && a.heads.start <= head(b) && b.heads.start <= head(a);
+}
+
+void start_job(const ra_problem *p, bool single, Job *job, int64_t batch_first, int64_t batch) {
     job->item_count = 0;
     job->tiles = 0;
     job->head_dim = (int32_t)p->head_dim;
@@ -95,19 +131,14 @@ void start_job(const ra_forward_step *step, Job *job, int64_t batch_first, int64
     job->rows_q = (int32_t)p->rows_q;
     job->batch_first = (int32_t)batch_first;
     job->batch = (int32_t)batch;
-    job->single = step->single;
+    job->single = single;
     job->last_first = p->right != RA_NO_LIMIT && p->left == RA_NO_LIMIT;
     job->fill_holes = false;
     job->scale = (float)p->scale;
     job->scale_log2 = (float)(p->scale * 1.4426950408889634074);
     job->left = p->left;
     job->right = p->right;
-    job->q = step->q;
-    job->out = step->out;
-    job->lse = step->lse;
-    job->acc = step->acc;
-    job->m = step->m;
-    job->l = step->l;
+    job->q = job->out = job->lse = job->acc = job->m = job->l = ra_tensor{};
     job->counter = job->done = nullptr;
     job->seed = p->seed;
     job->drop_below = (uint32_t)ra_min((int64_t)floor(p->dropout * 4294967296.0), UINT32_MAX);

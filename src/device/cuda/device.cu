@@ -12,6 +12,37 @@ ra_status ra::cuda_failed(ra_cuda_error *error, const char *call, cudaError_t co
     return code == cudaErrorMemoryAllocation ? RA_NOMEM : RA_DEVICE;
 }
 
+namespace ra {
+
+ra_status find_device(Device *device, ra_cuda_error *error) {
+    static thread_local Device known = {-1, 0, 0, 0};
+    int id;
+    RA_CUDA_TRY(error, cudaGetDevice(&id));
+    if (id != known.id) {
+        Device now = {id, 0, 0, 0};
+        RA_CUDA_TRY(error, cudaDeviceGetAttribute(&now.major, cudaDevAttrComputeCapabilityMajor, id));
+        RA_CUDA_TRY(error, cudaDeviceGetAttribute(&now.minor, cudaDevAttrComputeCapabilityMinor, id));
+        RA_CUDA_TRY(error, cudaDeviceGetAttribute(&now.processors, cudaDevAttrMultiProcessorCount, id));
+        known = now;
+    }
+    *device = known;
+    return RA_OK;
+}
+
+/* Once for each kernel and device that follow each other. */
+ra_status raise_shared(const Variant *variant, const void *kernel, const Device &device, ra_cuda_error *error) {
+    static thread_local struct {
+        const void *kernel;
+        int device;
+    } known = {nullptr, -1};
+    if (known.kernel == kernel && known.device == device.id) return RA_OK;
+    RA_CUDA_TRY(error, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, variant->shared));
+    known = {kernel, device.id};
+    return RA_OK;
+}
+
+} // namespace ra
+
 extern "C" int64_t ra_cuda_backend_layout(char *text, int64_t capacity) { return ra_layout_text(text, capacity); }
 
 extern "C" ra_status ra_cuda_backend_probe(ra_cuda_device *device, ra_cuda_error *error) {

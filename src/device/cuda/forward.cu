@@ -8,38 +8,6 @@
 
 namespace ra {
 
-struct Device {
-    int id, major, minor, processors;
-};
-
-/* The current device, as the thread knows it from its last call. */
-static ra_status find_device(Device *device, ra_cuda_error *error) {
-    static thread_local Device known = {-1, 0, 0, 0};
-    int id;
-    RA_CUDA_TRY(error, cudaGetDevice(&id));
-    if (id != known.id) {
-        Device now = {id, 0, 0, 0};
-        RA_CUDA_TRY(error, cudaDeviceGetAttribute(&now.major, cudaDevAttrComputeCapabilityMajor, id));
-        RA_CUDA_TRY(error, cudaDeviceGetAttribute(&now.minor, cudaDevAttrComputeCapabilityMinor, id));
-        RA_CUDA_TRY(error, cudaDeviceGetAttribute(&now.processors, cudaDevAttrMultiProcessorCount, id));
-        known = now;
-    }
-    *device = known;
-    return RA_OK;
-}
-
-/* Lets blocks of a kernel have as much shared memory as it takes, once for each kernel and device that follow each other. */
-static ra_status raise_shared(const Variant *variant, const void *kernel, const Device &device, ra_cuda_error *error) {
-    static thread_local struct {
-        const void *kernel;
-        int device;
-    } known = {nullptr, -1};
-    if (known.kernel == kernel && known.device == device.id) return RA_OK;
-    RA_CUDA_TRY(error, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, variant->shared));
-    known = {kernel, device.id};
-    return RA_OK;
-}
-
 static EncodeTiled find_encoder() {
     static const EncodeTiled encoder = [] {
         void *entry = nullptr;
@@ -109,8 +77,6 @@ struct Way {
     int64_t batch; /* entries of one launch */
 };
 
-static bool wants(const char *wanted, const char *name) { return wanted && strcmp(wanted, name) == 0; }
-
 /* About how long a step takes with a kernel, in any unit. Blocks and key tiles that stick out are paid for in full, and so are
  * processors that have nothing to do while others compute the last tiles; in causal attention small tiles fill such gaps. */
 static double time_of(const ra_forward_step *step, const Variant &v, int processors) {
@@ -140,7 +106,7 @@ static const Variant *sm90_variant(const ra_forward_step *step, int processors) 
     if (step->problem->dropout > 0) return &ways[1];
     const Variant *best = &ways[0];
     double least = -1; /* the time of best; not yet known, and not needed where there is no other */
-    for (const Variant *other : {&sm90_d64_tall, &sm90_d128_low}) {
+    for (const Variant *other : {&sm90_d64_rows256, &sm90_d128_rows128}) {
         if (other->dim != best->dim) continue;
         if (least < 0) least = time_of(step, *best, processors);
         const double time = time_of(step, *other, processors);
@@ -202,6 +168,16 @@ static ra_status choose_way(const ra_forward_step *step, const char *wanted, con
 
 /* ------------------------------------------------------------------------------------------------------------- launches */
 
+static void start(const ra_forward_step *step, Job *job, int64_t first, int64_t batch) {
+    start_job(step->problem, step->single, job, first, batch);
+    job->q = step->q;
+    job->out = step->out;
+    job->lse = step->lse;
+    job->acc = step->acc;
+    job->m = step->m;
+    job->l = step->l;
+}
+
 /* A step's scratch: Job.counter and Job.done. Without it tiles are dealt round robin, which balances less well. */
 enum { COUNTERS = 1 + JOB_ITEMS };
 
@@ -247,7 +223,7 @@ static ra_status run_batch(const ra_forward_step *step, const Way &way, const De
     Job *job = &tma->job;
     const bool can_wait = way.tma && step->scratch;
     bool mapped = way.tma && first == 0; /* choose_way left the maps of the first job */
-    start_job(step, job, first, batch);
+    start(step, job, first, batch);
     for (int64_t i = 0; i < step->item_count; i++) {
         const ra_item *item = &step->items[i];
         if (item->q.count == 0 || item->k.count == 0) continue;
@@ -261,7 +237,7 @@ static ra_status run_batch(const ra_forward_step *step, const Way &way, const De
         if (apart || !append_item(job, next)) {
             ra_status status = launch(step, way, device, tma, error);
             if (status != RA_OK) return status;
-            start_job(step, job, first, batch);
+            start(step, job, first, batch);
             next.after = 0;
             mapped = false;
             if (!append_item(job, next)) {
@@ -296,24 +272,11 @@ static ra_status run(const ra_forward_step *step, const char *wanted, const char
     return status;
 }
 
-/* NULL, or why an item is beyond what the kernels count with. */
-static const char *check_item(const ra_item *item) {
-    const int64_t far = (int64_t)1 << 50;
-    auto rows = [&](const ra_item_rows &r) {
-        return r.count >= 0 && r.count < JOB_ROWS && r.row_step > 0 && r.pos_step > 0 && r.pos > -far && r.pos < far &&
-               r.pos_step < far;
-    };
-    if (!rows(item->q) || !rows(item->k)) return "an item has a progression of 2^30 or more rows, or positions beyond 2^50";
-    for (int i = 0; i < 2; i++)
-        if (item->loop[i].repeat < 1 || item->loop[i].repeat >= JOB_ROWS) return "an item repeats 2^30 times or more";
-    return nullptr;
-}
-
 } // namespace ra
 
 extern "C" ra_status ra_cuda_backend_forward(const ra_forward_step *step, const char *wanted, const char **path,
                                              ra_cuda_error *error) {
-    const char *reason = ra_cuda_backend_unsupported(step->problem, RA_CUDA_ANY);
+    const char *reason = ra_cuda_backend_unsupported(step->problem, RA_CUDA_ANY, false);
     for (int64_t i = 0; i < step->item_count && !reason; i++) reason = ra::check_item(&step->items[i]);
     if (reason) {
         snprintf(error->text, sizeof error->text, "%s", reason);
@@ -323,17 +286,18 @@ extern "C" ra_status ra_cuda_backend_forward(const ra_forward_step *step, const 
     return ra::run(step, wanted, path, error);
 }
 
-extern "C" int64_t ra_cuda_backend_scratch(const ra_problem *problem) {
+extern "C" int64_t ra_cuda_backend_scratch(const ra_problem *problem, bool backward) {
     (void)problem;
-    return ra::COUNTERS * (int64_t)sizeof(uint32_t);
+    return backward ? 0 : ra::COUNTERS * (int64_t)sizeof(uint32_t);
 }
 
-extern "C" const char *ra_cuda_backend_unsupported(const ra_problem *p, const char *wanted) {
+extern "C" const char *ra_cuda_backend_unsupported(const ra_problem *p, const char *wanted, bool backward) {
     if (p->dtype != RA_F32 && p->dtype != RA_BF16 && p->dtype != RA_F16)
         return "the CUDA kernels compute f32, bf16 and f16 only";
     if (p->head_dim < 1 || p->head_dim > 256) return "head_dim is not in 1..256";
     if (p->rows_q >= ra::JOB_ROWS || p->batch * p->heads > INT32_MAX) return "a rank holds 2^30 rows or more";
     if (ra::wants(wanted, RA_CUDA_SM90A)) {
+        if (backward) return ra::beyond_sm90_backward(p);
         ra::Device device;
         ra_cuda_error error;
         return ra::find_device(&device, &error) == RA_OK ? ra::beyond_sm90(p, device) : "there is no usable GPU";

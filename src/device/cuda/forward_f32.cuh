@@ -10,6 +10,7 @@
 #define RA_KERNELS_CUDA_FORWARD_F32_CUH
 
 #include "rows.cuh"
+#include "tiles_f32.cuh"
 
 namespace ra {
 
@@ -18,14 +19,6 @@ template <int D_, int TM_, int TN_> struct Single {
     static constexpr int PITCH = D + 4, P_PITCH = N + 4;
     static constexpr int SHARED = ((ROWS + N) * PITCH + ROWS * P_PITCH) * 4;
 };
-
-template <int PITCH, int COUNT, int D>
-__device__ __forceinline__ void fetch_floats(float *to, const float *from, int64_t step, int first, int rows, int dim) {
-    for (int i = threadIdx.x; i < COUNT * D; i += 256) {
-        const int row = i / D, d = i % D;
-        to[row * PITCH + d] = first + row < rows && d < dim ? from[(first + row) * step + d] : 0.f;
-    }
-}
 
 template <class S> __global__ void __launch_bounds__(S::THREADS, 1) forward_f32(const __grid_constant__ Job job) {
     constexpr int D = S::D, TM = S::TM, TN = S::TN, N = S::N, PITCH = S::PITCH, COLUMNS = D / 64;

@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/dtype.h"
 #include "core/folder.h"
 #include "core/status.h"
 #include "device/cuda/layout.h"
@@ -86,17 +87,16 @@ static const char *unavailable(void) {
     return backend.probe(NULL, &failure) == RA_OK ? NULL : failure.text;
 }
 
-static int64_t scratch(const ra_problem *problem, int workers) {
+static int64_t forward_scratch(const ra_problem *problem, int workers) {
     (void)workers;
-    return loaded ? backend.scratch(problem) : 0;
+    return loaded ? backend.scratch(problem, false) : 0;
+}
+static int64_t backward_scratch(const ra_problem *problem, int workers) {
+    (void)workers;
+    return loaded ? backend.scratch(problem, true) : 0;
 }
 
 static bool capturing(void *stream) { return loaded && backend.capturing(stream); }
-
-static ra_status backward(const ra_backward_step *step) {
-    (void)step;
-    return ra_fail(RA_NOT_AVAILABLE, "the CUDA kernels have no backward pass");
-}
 
 /* When `single`, forward fills the rows that no item meets. */
 static ra_status fill(const ra_forward_step *step) {
@@ -107,6 +107,32 @@ static ra_status fill(const ra_forward_step *step) {
 static ra_status finish(const ra_forward_step *step) {
     RA_TRY(need());
     return told(backend.finish(step, &failure));
+}
+
+/* Steps write every row of their items, so that of results only the others become zero, if there are any. */
+static ra_status start_gradient(const ra_backward_rows *r, const ra_gradient *g) {
+    const ra_used_rows all = {.modulus = 1};
+    const int64_t size = (int64_t)ra_dtype_size(r->problem->dtype);
+    const bool apart = !r->single && g->sums.data != g->result.data, gaps = r->single && !r->zeroed;
+    if (gaps && g->used.count == 0) return RA_OK;
+    return told(backend.zero(r->problem, gaps || apart ? &g->used : &all, gaps, apart ? g->sums : g->result, apart ? 4 : size,
+                             g->rows, g->heads, r->stream, &failure));
+}
+
+static ra_status backward_begin(const ra_backward_rows *r) {
+    RA_TRY(need());
+    for (int i = 0; i < 3; i++) RA_TRY(start_gradient(r, &r->gradients[i]));
+    return told(backend.delta(r->problem, &r->used, r->dout, r->out, r->dlse, r->delta, r->stream, &failure));
+}
+
+static ra_status backward_end(const ra_backward_rows *r) {
+    RA_TRY(need());
+    for (int i = 0; i < 3 && !r->single; i++) {
+        const ra_gradient *g = &r->gradients[i];
+        if (g->sums.data == g->result.data) continue;
+        RA_TRY(told(backend.convert(r->problem, &g->used, g->result, g->sums, g->rows, g->heads, r->stream, &failure)));
+    }
+    return RA_OK;
 }
 
 static void *device_alloc(int64_t bytes) {
@@ -121,9 +147,9 @@ static void device_free(void *memory, int64_t bytes) {
 
 static const ra_memory device_memory = {device_alloc, device_free};
 
-static const char *unsupported(const ra_problem *problem, const char *wanted) {
+static const char *unsupported(const ra_problem *problem, const char *wanted, bool backward) {
     pthread_once(&once, load);
-    return loaded ? backend.unsupported(problem, wanted) : missing;
+    return loaded ? backend.unsupported(problem, wanted, backward) : missing;
 }
 
 static ra_status forward(const ra_forward_step *step, const char *wanted) {
@@ -131,10 +157,17 @@ static ra_status forward(const ra_forward_step *step, const char *wanted) {
     return told(backend.forward(step, wanted, &last_path, &failure));
 }
 
+static ra_status backward(const ra_backward_step *step, const char *wanted) {
+    RA_TRY(need());
+    return told(backend.backward(step, wanted, &last_path, &failure));
+}
+
 /* One for the choice between the kernels, and one for each of them. */
 #define CUDA_KERNEL(name_, wanted)                                                                                             \
-    static const char *unsupported_##name_(const ra_problem *problem) { return unsupported(problem, wanted); }                 \
+    static const char *unsupported_##name_(const ra_problem *problem) { return unsupported(problem, wanted, false); }          \
+    static const char *backward_unsupported_##name_(const ra_problem *problem) { return unsupported(problem, wanted, true); }  \
     static ra_status forward_##name_(const ra_forward_step *step) { return forward(step, wanted); }                            \
+    static ra_status backward_##name_(const ra_backward_step *step) { return backward(step, wanted); }                         \
     const ra_kernel ra_kernel_##name_ = {                                                                                      \
         .name = #name_,                                                                                                        \
         .device = RA_DEVICE_CUDA,                                                                                              \
@@ -142,12 +175,16 @@ static ra_status forward(const ra_forward_step *step, const char *wanted) {
         .unavailable = unavailable,                                                                                            \
         .unsupported = unsupported_##name_,                                                                                    \
         .capturing = capturing,                                                                                                \
-        .forward_scratch = scratch,                                                                                            \
-        .backward_scratch = scratch,                                                                                           \
+        .forward_scratch = forward_scratch,                                                                                    \
+        .backward_scratch = backward_scratch,                                                                                  \
+        .direct = true,                                                                                                        \
         .fill = fill,                                                                                                          \
         .finish = finish,                                                                                                      \
         .forward = forward_##name_,                                                                                            \
-        .backward = backward,                                                                                                  \
+        .backward_unsupported = backward_unsupported_##name_,                                                                  \
+        .backward_begin = backward_begin,                                                                                      \
+        .backward_end = backward_end,                                                                                          \
+        .backward = backward_##name_,                                                                                          \
     };
 CUDA_KERNEL(cuda, RA_CUDA_ANY)
 CUDA_KERNEL(sm90a, RA_CUDA_SM90A)

@@ -16,10 +16,23 @@ struct UsedSets {
     } sets[MOST_SETS];
 };
 
+/* Which rows a kernel walks; its parameter is one of the structs below. */
 struct RowsCall {
-    ra_tensor out, lse, acc, m, l;
     int rows, heads, batch, dim;
     UsedSets used;
+};
+struct StateCall : RowsCall {
+    ra_tensor out, lse, acc, m, l;
+};
+struct ZeroCall : RowsCall {
+    ra_tensor tensor;
+    bool gaps;
+};
+struct DeltaCall : RowsCall {
+    ra_tensor dout, out, dlse, delta;
+};
+struct ConvertCall : RowsCall {
+    ra_tensor to, from;
 };
 
 __device__ __forceinline__ bool within(int x, int start, int step, int count) {
@@ -43,19 +56,19 @@ template <typename F> __device__ __forceinline__ void each_row(const RowsCall &c
         body((int)(i / call.heads / call.rows), (int)(i / call.heads % call.rows), (int)(i % call.heads));
 }
 
-template <typename T> __device__ __forceinline__ void write_no_keys(const RowsCall &call, int b, int row, int head) {
+template <typename T> __device__ __forceinline__ void write_no_keys(const StateCall &call, int b, int row, int head) {
     T *out = row_pointer<T>(call.out, b, row, head);
     for (int d = threadIdx.x; d < call.dim; d += 32) out[d] = from_float<T>(0.f);
     if (threadIdx.x == 0 && call.lse.data) *row_pointer<float>(call.lse, b, row, head) = -INFINITY;
 }
 
 /* Results without keys. */
-template <typename T> __global__ void fill_rows(const __grid_constant__ RowsCall call) {
+template <typename T> __global__ void fill_rows(const __grid_constant__ StateCall call) {
     each_row(call, [&](int b, int row, int head) { write_no_keys<T>(call, b, row, head); });
 }
 
 /* Empty states; acc may hold anything. A thread a row. */
-__global__ void empty_rows(const __grid_constant__ RowsCall call) {
+__global__ void empty_rows(const __grid_constant__ StateCall call) {
     const int64_t count = (int64_t)call.rows * call.heads * call.batch, threads = (int64_t)gridDim.x * 256;
     for (int64_t i = (blockIdx.x * 8 + threadIdx.y) * 32LL + threadIdx.x; i < count; i += threads) {
         const int b = (int)(i / call.rows / call.heads), head = (int)(i / call.rows % call.heads), row = (int)(i % call.rows);
@@ -66,7 +79,7 @@ __global__ void empty_rows(const __grid_constant__ RowsCall call) {
 
 /* acc may be out and m may be lse, so each is read before it is written. Rows that are not used have no state of their own: acc
  * may hold another row's there. */
-template <typename T> __global__ void finish_rows(const __grid_constant__ RowsCall call) {
+template <typename T> __global__ void finish_rows(const __grid_constant__ StateCall call) {
     each_row(call, [&](int b, int row, int head) {
         if (!is_used(call.used, row, head)) return write_no_keys<T>(call, b, row, head);
         const float m = *row_pointer<float>(call.m, b, row, head), l = *row_pointer<float>(call.l, b, row, head);
@@ -78,6 +91,47 @@ template <typename T> __global__ void finish_rows(const __grid_constant__ RowsCa
         if (threadIdx.x == 0 && call.lse.data) *row_pointer<float>(call.lse, b, row, head) = lse_of(m, l);
     });
 }
+
+/* Zeros, in the rows that are used, or in the others. */
+template <typename T> __global__ void zero_rows(const __grid_constant__ ZeroCall call) {
+    each_row(call, [&](int b, int row, int head) {
+        if (is_used(call.used, row, head) == call.gaps) return;
+        T *to = row_pointer<T>(call.tensor, b, row, head);
+        for (int d = threadIdx.x; d < call.dim; d += 32) to[d] = from_float<T>(0.f);
+    });
+}
+
+/* What the products of two elements are summed in. */
+__device__ double sum_of(float);
+__device__ float sum_of(bf16);
+__device__ float sum_of(f16);
+
+/* rowsum(dout * out) - dlse. f32 is summed in double: delta is subtracted from what nearly equals it. */
+template <typename T> __global__ void delta_rows(const __grid_constant__ DeltaCall call) {
+    using Sum = decltype(sum_of(T()));
+    each_row(call, [&](int b, int row, int head) {
+        if (!is_used(call.used, row, head)) return;
+        const T *dout = row_pointer<T>(call.dout, b, row, head), *out = row_pointer<T>(call.out, b, row, head);
+        Sum sum = 0;
+        for (int d = threadIdx.x; d < call.dim; d += 32) sum += (Sum)to_float(dout[d]) * (Sum)to_float(out[d]);
+        for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+        if (threadIdx.x) return;
+        if (call.dlse.data) sum -= *row_pointer<float>(call.dlse, b, row, head);
+        *row_pointer<float>(call.delta, b, row, head) = (float)sum;
+    });
+}
+
+/* Results from sums; rows that are not used have none and become zero. */
+template <typename T> __global__ void convert_rows(const __grid_constant__ ConvertCall call) {
+    each_row(call, [&](int b, int row, int head) {
+        const bool used = is_used(call.used, row, head);
+        const float *from = row_pointer<float>(call.from, b, row, head);
+        T *to = row_pointer<T>(call.to, b, row, head);
+        for (int d = threadIdx.x; d < call.dim; d += 32) to[d] = from_float<T>(used ? from[d] : 0.f);
+    });
+}
+
+/* ------------------------------------------------------------------------------------------------------------- the host */
 
 static ra_status take_used(const ra_used_rows *used, UsedSets *sets, ra_cuda_error *error) {
     sets->count = (int)used->count;
@@ -94,12 +148,18 @@ static ra_status take_used(const ra_used_rows *used, UsedSets *sets, ra_cuda_err
     return RA_OK;
 }
 
-static ra_status launch_rows(const void *kernel, const ra_problem *p, RowsCall call, void *stream, ra_cuda_error *error) {
-    call.rows = (int)p->rows_q;
-    call.heads = (int)p->heads;
+/* Starts a kernel over rows and heads of all batch entries. Call: one of the structs above; used may be NULL: all rows. */
+template <class Call>
+static ra_status launch_rows(const void *kernel, const ra_problem *p, const ra_used_rows *used, Call call, int64_t rows,
+                             int64_t heads, void *stream, ra_cuda_error *error) {
+    call.rows = (int)rows;
+    call.heads = (int)heads;
     call.batch = (int)p->batch;
     call.dim = (int)p->head_dim;
-    if (p->rows_q == 0 || p->batch == 0) return RA_OK;
+    call.used.count = 0;
+    if (rows == 0 || p->batch == 0) return RA_OK;
+    const ra_status status = used ? take_used(used, &call.used, error) : RA_OK;
+    if (status != RA_OK) return status;
     void *args[] = {&call};
     RA_CUDA_TRY(error, cudaLaunchKernel(kernel, dim3(1056), dim3(32, 8), args, 0, static_cast<cudaStream_t>(stream)));
     return RA_OK;
@@ -110,32 +170,57 @@ static ra_status launch_rows(const void *kernel, const ra_problem *p, RowsCall c
      : (dtype) == RA_F16 ? reinterpret_cast<const void *>(&kernel<f16>)                                                        \
                          : reinterpret_cast<const void *>(&kernel<float>))
 
-static RowsCall rows_of(const ra_forward_step *step) {
-    RowsCall call = {};
+static ra_status launch_state(const void *kernel, const ra_forward_step *step, const ra_used_rows *used, ra_cuda_error *error) {
+    StateCall call;
     call.out = step->out;
     call.lse = step->lse;
     call.acc = step->acc;
     call.m = step->m;
     call.l = step->l;
-    return call;
+    return launch_rows(kernel, step->problem, used, call, step->problem->rows_q, step->problem->heads, step->stream, error);
 }
 
 ra_status launch_fill(const ra_forward_step *step, ra_cuda_error *error) {
-    return launch_rows(RA_BY_TYPE(step->problem->dtype, fill_rows), step->problem, rows_of(step), step->stream, error);
+    return launch_state(RA_BY_TYPE(step->problem->dtype, fill_rows), step, nullptr, error);
 }
 
 } // namespace ra
 
+using namespace ra;
+
 extern "C" ra_status ra_cuda_backend_fill(const ra_forward_step *step, ra_cuda_error *error) {
-    if (step->single) return ra::launch_fill(step, error);
-    const void *kernel = reinterpret_cast<const void *>(&ra::empty_rows);
-    return ra::launch_rows(kernel, step->problem, ra::rows_of(step), step->stream, error);
+    if (step->single) return launch_fill(step, error);
+    return launch_state(reinterpret_cast<const void *>(&empty_rows), step, nullptr, error);
 }
 
 extern "C" ra_status ra_cuda_backend_finish(const ra_forward_step *step, ra_cuda_error *error) {
-    using namespace ra;
-    RowsCall call = rows_of(step);
-    const ra_status status = take_used(&step->used, &call.used, error);
-    if (status != RA_OK) return status;
-    return launch_rows(RA_BY_TYPE(step->problem->dtype, finish_rows), step->problem, call, step->stream, error);
+    return launch_state(RA_BY_TYPE(step->problem->dtype, finish_rows), step, &step->used, error);
+}
+
+extern "C" ra_status ra_cuda_backend_zero(const ra_problem *p, const ra_used_rows *used, bool gaps, ra_tensor tensor,
+                                          int64_t size, int64_t rows, int64_t heads, void *stream, ra_cuda_error *error) {
+    ZeroCall call;
+    call.tensor = tensor;
+    call.gaps = gaps;
+    const void *kernel = size == 2 ? reinterpret_cast<const void *>(&zero_rows<bf16>) /* zero is zero in either type */
+                                   : reinterpret_cast<const void *>(&zero_rows<float>);
+    return launch_rows(kernel, p, used, call, rows, heads, stream, error);
+}
+
+extern "C" ra_status ra_cuda_backend_delta(const ra_problem *p, const ra_used_rows *used, ra_tensor dout, ra_tensor out,
+                                           ra_tensor dlse, ra_tensor delta, void *stream, ra_cuda_error *error) {
+    DeltaCall call;
+    call.dout = dout;
+    call.out = out;
+    call.dlse = dlse;
+    call.delta = delta;
+    return launch_rows(RA_BY_TYPE(p->dtype, delta_rows), p, used, call, p->rows_q, p->heads, stream, error);
+}
+
+extern "C" ra_status ra_cuda_backend_convert(const ra_problem *p, const ra_used_rows *used, ra_tensor to, ra_tensor from,
+                                             int64_t rows, int64_t heads, void *stream, ra_cuda_error *error) {
+    ConvertCall call;
+    call.to = to;
+    call.from = from;
+    return launch_rows(RA_BY_TYPE(p->dtype, convert_rows), p, used, call, rows, heads, stream, error);
 }

@@ -1,0 +1,61 @@
+/* One launch of a backward kernel. Its tiles are blocks of query rows, of which a thread block makes dq, or blocks of keys, of
+ * which it makes dk and dv: every row of a gradient belongs to one thread block, which sums it in an order of its own, so that
+ * the same call gives the same bits and nobody waits for anybody. */
+#ifndef RA_DEVICE_CUDA_BACKWARD_PLAIN_JOB_CUH
+#define RA_DEVICE_CUDA_BACKWARD_PLAIN_JOB_CUH
+
+#include "device/cuda/job.cuh"
+
+namespace ra {
+
+struct KeyGradients {
+    ra_tensor dk, dv; /* by head index, as k_view and v_view */
+};
+
+/* When job.single, dq, dk and dv are results in the problem's type; otherwise f32 sums, which are added to. */
+struct BackwardJob {
+    ra_tensor dout, delta, dq;
+    int32_t group; /* query heads of a KV head */
+    bool vectors;  /* all rows of q, k, v and dout start at multiples of 16 bytes */
+    KeyGradients gradients[JOB_ITEMS];
+    Job job; /* if its tiles are keys: JobItem.blocks counts blocks of keys, and an instance is that of all heads of a group */
+};
+
+/* A block of keys, from key_first on, and the query rows [row, row_end) outside of which none attends to it. head is the first
+ * query head of the group. */
+struct KeyWork : Work {
+    int32_t row_end;
+};
+
+#ifdef __CUDACC__
+
+/* The first query row of which the interval's end (or, if not `end`, its begin) is beyond key c. Neither ever falls from row to
+ * row, so that halving finds it. */
+__device__ __forceinline__ int first_row_beyond(const Job &job, const Work &work, int c, bool end) {
+    int below = 0, above = work.rows;
+    while (below < above) {
+        const int middle = (below + above) / 2;
+        int lo, hi;
+        row_interval(job, work, middle, &lo, &hi);
+        if ((end ? hi : lo) > c) above = middle;
+        else below = middle + 1;
+    }
+    return below;
+}
+
+/* Tile number `tile` < job.tiles, with blocks of `block` keys. By one thread. */
+__device__ __forceinline__ void find_keys(const BackwardJob &backward, uint32_t tile, int block, KeyWork *work) {
+    const Job &job = backward.job;
+    const uint32_t number = find_instance(job, tile, work);
+    find_rows(job, work);
+    const JobItem &item = job.items[work->item];
+    work->head = (item.head_start + work->at[INDEX_HEAD] * item.head_step) * backward.group;
+    work->key_first = (int)number * block;
+    work->row = first_row_beyond(job, *work, work->key_first, true);
+    work->row_end = first_row_beyond(job, *work, min(work->key_first + block, item.k.count) - 1, false);
+}
+
+#endif
+
+} // namespace ra
+#endif
