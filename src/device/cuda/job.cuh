@@ -114,8 +114,9 @@ __device__ __forceinline__ void row_interval(const Job &job, const Work &work, i
     *hi = min(work.key_end, end);
 }
 
-/* The item and the instance of tile number `tile` < job.tiles, into *work. Returns the number of its block. */
-__device__ __forceinline__ uint32_t find_instance(const Job &job, uint32_t tile, Work *work) {
+/* Tile number `tile` < job.tiles, with blocks of `block` rows: item, instance, the block's first row, and where the instance's
+ * query rows are. The order of what is found is what takes the fewest registers. */
+__device__ __forceinline__ void find_instance(const Job &job, uint32_t tile, int block, Work *work) {
     int index = 0;
     uint32_t start = 0;
     while (tile >= job.items[index].tile_end) start = job.items[index++].tile_end;
@@ -128,6 +129,7 @@ __device__ __forceinline__ uint32_t find_instance(const Job &job, uint32_t tile,
     uint32_t width = min(section, item.instances - group * section);
     uint32_t number = tile / width, instance = group * section + (tile - number * width);
     if (job.last_first) number = item.blocks - 1 - number;
+    work->row = (int)number * block - item.lead;
 #pragma unroll 1
     for (int i = 0; i < INDEXES; i++) {
         uint32_t rest = instance / item.extent[i];
@@ -135,21 +137,20 @@ __device__ __forceinline__ uint32_t find_instance(const Job &job, uint32_t tile,
         instance = rest;
     }
     work->batch = job.batch_first + work->at[INDEX_BATCH];
-    return number;
-}
-
-/* The instance's query rows, and all that row_interval looks at. */
-__device__ __forceinline__ void find_rows(const Job &job, Work *work) {
-    const JobItem &item = job.items[work->item];
     const int i0 = work->at[INDEX_LOOP0], i1 = work->at[INDEX_LOOP1];
     work->q_row = item.q.row + i0 * item.q.row_loop[0] + i1 * item.q.row_loop[1];
     work->rows = item.q.count;
     work->lo = item.lo;
     work->hi = item.hi;
     work->sloped = item.sloped;
+}
 
+/* The rest of what row_interval looks at, and dropout. */
+__device__ __forceinline__ void find_limits(const Job &job, Work *work) {
+    const JobItem &item = job.items[work->item];
     int begin = 0, end = item.k.count;
     if (item.sloped || job.has_ranges || job.drop_below) {
+        const int i0 = work->at[INDEX_LOOP0], i1 = work->at[INDEX_LOOP1];
         int64_t x = item.q.pos + i0 * item.q.pos_loop[0] + i1 * item.q.pos_loop[1];
         int64_t y = item.k.pos + i0 * item.k.pos_loop[0] + i1 * item.k.pos_loop[1];
         work->below = y - x + job.left;
@@ -167,18 +168,17 @@ __device__ __forceinline__ void find_rows(const Job &job, Work *work) {
     work->key_end = end;
 }
 
-/* Tile number `tile` < job.tiles, with blocks of `block` rows and key tiles of `keys`. By one thread. */
+/* A block of rows and its key tiles of `keys`. By one thread. */
 __device__ __forceinline__ void find_work(const Job &job, uint32_t tile, int block, int keys, Work *work) {
-    const uint32_t number = find_instance(job, tile, work);
+    find_instance(job, tile, block, work);
     const JobItem &item = job.items[work->item];
-    work->row = (int)number * block - item.lead;
     work->head =
         (item.head_start + work->at[INDEX_HEAD] * item.head_step) * (int32_t)item.extent[INDEX_GROUP] + work->at[INDEX_GROUP];
-    find_rows(job, work);
     work->out = work->batch * job.out.batch + work->q_row * job.out.row + work->head * job.out.head;
     work->out_step = item.q.row_step * job.out.row;
     work->lse = work->batch * job.lse.batch + work->q_row * job.lse.row + work->head * job.lse.head;
     work->lse_step = item.q.row_step * job.lse.row;
+    find_limits(job, work);
 
     /* lo and hi of a row never fall from row to row, so the block's ends bound all of its rows. */
     const int first = static_cast<volatile const int32_t &>(work->row), last = min(first + block, item.q.count) - 1;

@@ -46,11 +46,11 @@ __device__ __forceinline__ int first_row_beyond(const Job &job, const Work &work
 /* Tile number `tile` < job.tiles, with blocks of `block` keys. By one thread. */
 __device__ __forceinline__ void find_keys(const BackwardJob &backward, uint32_t tile, int block, KeyWork *work) {
     const Job &job = backward.job;
-    const uint32_t number = find_instance(job, tile, work);
-    find_rows(job, work);
+    find_instance(job, tile, block, work);
+    find_limits(job, work);
     const JobItem &item = job.items[work->item];
     work->head = (item.head_start + work->at[INDEX_HEAD] * item.head_step) * backward.group;
-    work->key_first = (int)number * block;
+    work->key_first = work->row;
     work->row = first_row_beyond(job, *work, work->key_first, true);
     work->row_end = first_row_beyond(job, *work, min(work->key_first + block, item.k.count) - 1, false);
 }
