@@ -57,6 +57,7 @@ ra_status shard_alloc_all(shard *s, bool backward) {
 }
 
 void shard_free(shard *s) {
+    const ra_sentence kept = ra_sentence_keep();
     for (int id = 0; id < TENSOR_COUNT; id++) {
         if (!s->t[id].buffer) continue;
         if (on_device(s)) ra_cuda_free(s->t[id].buffer);
@@ -64,6 +65,7 @@ void shard_free(shard *s) {
         s->memory.in_use -= s->t[id].bytes;
         s->t[id] = (shard_tensor){0};
     }
+    ra_sentence_restore(&kept);
 }
 
 /* -------------------------------------------------------------------------------------------------------- generating */

@@ -121,7 +121,7 @@ typedef struct ra_attention_desc {
     const float *sinks;
 } ra_attention_desc;
 
-RA_API void ra_attention_desc_init(ra_attention_desc *desc);
+RA_API void ra_attention_desc_init(ra_attention_desc *desc); /* does nothing for NULL */
 /* Checks every field and every combination; RA_INVALID names the field. */
 RA_API ra_status ra_attention_desc_check(const ra_attention_desc *desc);
 
@@ -212,8 +212,8 @@ RA_API ra_status ra_comm_set_call_timeout(ra_comm *comm, double seconds);
 RA_API ra_status ra_comm_allgather(ra_comm *comm, const void *mine, void *all, int64_t bytes);
 /* Breaks the communicator here and tells the peers, which fail with the same reason. Never waits. */
 RA_API void ra_comm_abort(ra_comm *comm, ra_status status, const char *reason);
-/* Frees the communicator; bounded, safe after errors and for NULL. Its plans must be destroyed first. A forked child has none
- * of the communicator's threads: there this leaves it alone, and every other call on it is RA_INVALID. */
+/* Frees the communicator; bounded, safe after errors and for NULL, keeps ra_last_error(). Its plans must be destroyed first. A
+ * forked child has none of the communicator's threads: there this leaves it alone, and every other call on it is RA_INVALID. */
 RA_API void ra_comm_destroy(ra_comm *comm);
 
 /* ------------------------------------------------------------------------------------------------------------- plans */
@@ -365,7 +365,7 @@ RA_API void ra_set_logger(void (*log)(void *ctx, ra_log_level level, const char 
 
 /* --------------------------------------------------------------------------------------------------------- machine */
 
-/* Kernels of this build in order of preference, whether this machine can run each, and why not. Returns false past the end. */
+/* Kernels of this build, best first, whether this machine can run each, and why not. False past the end; info may be NULL. */
 typedef struct ra_kernel_info {
     const char *name;
     bool available;

@@ -381,6 +381,8 @@ static void kernels_are_listed(void **state) {
         count++;
     }
     assert_true(scalar);
+    assert_true(ra_kernel_list(0, NULL));
+    assert_false(ra_kernel_list(count, NULL));
     assert_false(ra_kernel_list(-1, &info));
     assert_false(ra_kernel_list(count, &info));
     assert_false(ra_kernel_list(1000000, &info));
@@ -453,6 +455,32 @@ static void a_batch_stride_of_zero_shares_keys(void **state) {
     ra_plan_destroy(plan);
 }
 
+static void free_and_fail(void *ctx, void *memory, size_t bytes) {
+    (void)ctx;
+    (void)bytes;
+    free(memory);
+    ra_forward(NULL, NULL); /* an error of clean-up's own */
+}
+
+static void *take_aligned(void *ctx, size_t bytes, size_t align) {
+    (void)ctx;
+    return aligned_alloc(align, (bytes + align - 1) / align * align);
+}
+
+static void clean_up_keeps_the_sentence_about_what_went_wrong(void **state) {
+    (void)state;
+    ra_comm *comm;
+    ra_attention_desc_init(NULL); /* and does nothing */
+    ra_set_allocator(&(ra_allocator){take_aligned, free_and_fail, NULL});
+    assert_int_equal(ra_comm_self(&comm), RA_OK);
+    invalid(ra_comm_allgather(comm, NULL, NULL, -1), "bytes");
+    char sentence[1024];
+    strcpy(sentence, ra_last_error());
+    ra_comm_destroy(comm);
+    assert_string_equal(ra_last_error(), sentence);
+    ra_set_allocator(NULL);
+}
+
 int main(void) {
 #define WITH_PLAN(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
     const struct CMUnitTest tests[] = {
@@ -469,6 +497,7 @@ int main(void) {
         WITH_PLAN(a_batch_stride_of_zero_shares_keys),
         WITH_PLAN(the_logger_can_be_replaced_and_restored),
         cmocka_unit_test(kernels_are_listed),
+        cmocka_unit_test(clean_up_keeps_the_sentence_about_what_went_wrong),
         cmocka_unit_test(each_thread_has_its_own_last_error),
         cmocka_unit_test(tensors_have_the_strides_of_c_order),
     };

@@ -5,7 +5,7 @@
 #include <string.h>
 
 /* Long enough for a sentence that lists a few ranks; longer ones are cut. */
-static _Thread_local char last_error[1024];
+static _Thread_local char last_error[sizeof(ra_sentence)];
 
 ra_status ra_fail(ra_status status, const char *format, ...) {
     char text[sizeof last_error]; /* arguments may point into last_error */
@@ -29,6 +29,14 @@ ra_status ra_fail_context(ra_status status, const char *format, ...) {
 }
 
 const char *ra_last_error(void) { return last_error; }
+
+ra_sentence ra_sentence_keep(void) {
+    ra_sentence kept;
+    memcpy(kept.text, last_error, sizeof kept.text);
+    return kept;
+}
+
+void ra_sentence_restore(const ra_sentence *kept) { memcpy(last_error, kept->text, sizeof last_error); }
 
 const char *ra_status_name(ra_status status) {
     switch (status) {

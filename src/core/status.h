@@ -10,6 +10,13 @@ ra_status ra_fail(ra_status status, const char *format, ...) __attribute__((form
 /* Puts text before the recorded sentence ("rank 3: ..."); returns status unchanged. */
 ra_status ra_fail_context(ra_status status, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+/* Clean-up must not change the sentence about what went wrong before: keep it, clean up, put it back. */
+typedef struct ra_sentence {
+    char text[1024];
+} ra_sentence;
+ra_sentence ra_sentence_keep(void);
+void ra_sentence_restore(const ra_sentence *kept);
+
 #define RA_TRY(expression)                                                                                                     \
     do {                                                                                                                       \
         ra_status ra_try_status_ = (expression);                                                                               \

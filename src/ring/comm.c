@@ -187,6 +187,7 @@ void ra_comm_abort(ra_comm *comm, ra_status status, const char *reason) {
 
 void ra_comm_destroy(ra_comm *comm) {
     if (!comm || is_forked(comm)) return; /* a child's copy goes when the child does */
+    const ra_sentence kept = ra_sentence_keep();
     ra_plan_cache_clear(comm);
     ra_workers_destroy(comm->workers);
     dismiss_resting(comm);
@@ -196,4 +197,5 @@ void ra_comm_destroy(ra_comm *comm) {
     ra_pool_destroy(comm->pool);
     ra_pool_destroy(comm->device_pool);
     ra_free(comm, sizeof *comm);
+    ra_sentence_restore(&kept);
 }

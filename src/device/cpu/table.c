@@ -101,6 +101,7 @@ enum { KERNELS = sizeof kernels / sizeof *kernels };
 
 bool ra_kernel_list(int index, ra_kernel_info *info) {
     if (index < 0 || index >= KERNELS) return false;
+    if (!info) return true;
     const char *reason = kernels[index]->unavailable();
     *info = (ra_kernel_info){.name = kernels[index]->name, .available = !reason, .reason = reason ? reason : ""};
     return true;
