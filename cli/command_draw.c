@@ -104,6 +104,9 @@ static ra_status draw(const settings *s, const ra_attention_desc *d) {
 ra_status command_draw(const settings *s, bool *check_failed) {
     (void)check_failed;
     description d;
+    if (s->ring_size > LONGEST)
+        return ra_fail(RA_INVALID, "draw is for short sequences, and more ranks than rows hold nothing: --ring-size at most %d",
+                       LONGEST);
     static settings ring; /* a picture of hops: so short a sequence would be gathered otherwise */
     ring = *s;
     if (!s->given[OPT_SCHEDULE] && s->query_placement == RA_SHARDED) ring.schedule = RA_SCHEDULE_RING;

@@ -13,6 +13,7 @@
 #define DESC_VERSION 1u
 
 void ra_attention_desc_init(ra_attention_desc *desc) {
+    if (!desc) return;
     *desc = (ra_attention_desc){.struct_size = (uint32_t)sizeof *desc,
                                 .version = DESC_VERSION,
                                 .dtype = RA_F32,
@@ -149,14 +150,16 @@ ra_status ra_config_create(ra_arena *arena, const ra_attention_desc *desc, ra_co
     if (desc->kernel && strcmp(desc->kernel, "auto") != 0) snprintf(c.kernel, sizeof c.kernel, "%s", desc->kernel);
     c.segment = ra_arena_take(arena, c.branches, sizeof(int64_t));
     c.rate = ra_arena_take(arena, c.branches, sizeof(int64_t));
-    c.key_begin = ra_arena_take(arena, c.batch, sizeof(int64_t));
-    c.key_end = ra_arena_take(arena, c.batch, sizeof(int64_t));
+    if (c.has_key_range) {
+        c.key_begin = ra_arena_take(arena, c.batch, sizeof(int64_t));
+        c.key_end = ra_arena_take(arena, c.batch, sizeof(int64_t));
+    }
     if (arena->failed) return ra_fail(RA_NOMEM, "no memory for the configuration");
     for (int64_t i = 0; i < c.branches; i++) {
         c.segment[i] = desc->branches ? desc->segment_lengths[i] : 0;
         c.rate[i] = desc->branches ? desc->dilation_rates[i] : 1;
     }
-    for (int64_t b = 0; b < c.batch; b++) {
+    for (int64_t b = 0; c.has_key_range && b < c.batch; b++) {
         c.key_begin[b] = desc->key_begin ? desc->key_begin[b] : 0;
         c.key_end[b] = desc->key_end ? desc->key_end[b] : c.seq_k;
     }

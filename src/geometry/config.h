@@ -22,7 +22,7 @@ typedef struct ra_config {
     bool dilate_queries;
     int64_t left, right; /* window with causal folded in; RA_NO_LIMIT */
     bool has_key_range;
-    int64_t *key_begin, *key_end; /* [batch] */
+    int64_t *key_begin, *key_end; /* [batch], NULL without a key range */
     double scale, dropout;
     uint64_t seed;
     ra_layout layout;

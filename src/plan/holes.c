@@ -13,7 +13,8 @@ static bool has_key(const ra_config *c, const ra_class *class, int64_t b, int64_
     bool on_lattice = class->residue || !c->dilate_queries || ra_mod(x - origin - class->offset, class->rate) == 0;
     if (!on_lattice) return false;
     ra_span self = {x, 1, 1};
-    ra_span keys = ra_span_clip(ra_lattice_keys(c, class, origin), c->key_begin[b], c->key_end[b]);
+    ra_span keys = ra_lattice_keys(c, class, origin);
+    if (c->has_key_range) keys = ra_span_clip(keys, c->key_begin[b], c->key_end[b]);
     return class->residue ? ra_count_covered_residue(self, keys, class->rate, c->left, c->right) > 0
                           : ra_count_covered(self, keys, c->left, c->right) > 0;
 }

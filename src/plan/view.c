@@ -89,8 +89,8 @@ ra_problem ra_problem_of(const ra_config *c, const ra_view *view) {
                         .scale = c->scale,
                         .left = c->left,
                         .right = c->right,
-                        .key_begin = c->has_key_range ? c->key_begin : NULL,
-                        .key_end = c->has_key_range ? c->key_end : NULL,
+                        .key_begin = c->key_begin,
+                        .key_end = c->key_end,
                         .dropout = c->dropout,
                         .seed = c->seed};
 }
