@@ -5,16 +5,29 @@
 
 #include "plan/plan.h"
 
-/* A bucket of n rows rereads and rewrites the running state of every query once: 8*D bytes against 4*D*n flops, and queries are
- * packed again. That costs under 5 % from about 400 rows on where vectors compute, from 4096 in f32 and 8192 of 16 bits where
- * matrix units do, and from about 5000 on a GPU. Which cores the other ranks have is not known here: so a bucket is a quarter
- * of a shard between those bounds (of 16 bits not below 2048, at which matrix units lose a tenth). */
-int64_t ra_usual_bucket(const ra_config *c, int ranks) {
+/* What is fast: a bucket of n rows rereads and rewrites the running state of every query once, 8*D bytes against 4*D*n flops,
+ * and queries are packed again. That costs under 5 % from about 400 rows on where vectors compute, from 4096 in f32 and 8192 of
+ * 16 bits where matrix units do, and from about 5000 on a GPU. Which cores the other ranks have is not known here: so a bucket
+ * is a quarter of a shard between those bounds (of 16 bits not below 2048, at which matrix units lose a tenth). */
+static int64_t fast_bucket(const ra_config *c, int ranks) {
     if (c->device == RA_DEVICE_CUDA) return 8192;
     const bool halves = c->dtype == RA_BF16 || c->dtype == RA_F16;
     const int64_t least = halves ? 2048 : 512, most = halves ? 8192 : 4096;
     const int64_t quarter = c->seq_k / ranks / 4 / least * least; /* whole blocks of every kernel */
     return ra_max(least, ra_min(quarter, most));
+}
+
+/* Who asks for a ring by name asks for little memory: where a shard is short, the buckets in flight would outweigh it. */
+#define SMALL_SHARD 8192
+
+static bool asked_small(const ra_config *c, int ranks) {
+    return c->device == RA_DEVICE_CPU && c->schedule == RA_SCHEDULE_RING && ranks > 1 &&
+           ra_ceil_div(c->seq_k, ranks) <= SMALL_SHARD;
+}
+
+int64_t ra_usual_bucket(const ra_config *c, int ranks) {
+    if (!asked_small(c, ranks)) return fast_bucket(c, ranks);
+    return ra_max(32, ra_round_up(ra_ceil_div(ra_ceil_div(c->seq_k, ranks), 16), 32));
 }
 
 /* Below this many tokens the exchange of a gather costs less than the latency of p - 1 hops. */
@@ -54,6 +67,8 @@ ra_status ra_choose(const ra_config *c, int ranks, ra_choice *choice) {
     }
     choice->bucket = c->bucket > 0 ? c->bucket : ra_usual_bucket(c, ranks);
     snprintf(reason, room, "%s: %s; bucket %" PRId64 ": %s", name, why, choice->bucket,
-             c->bucket > 0 ? "as asked for" : "state traffic under 5 %");
+             c->bucket > 0             ? "as asked for"
+             : asked_small(c, ranks) ? "a sixteenth of a shard, to be small"
+                                     : "state traffic under 5 %");
     return RA_OK;
 }
