@@ -43,7 +43,8 @@ typedef struct description {
     int64_t *key_range; /* [2 * batch] */
 } description;
 
-/* The descriptor of generated data, sequence length seq, over `ranks` ranks; layout auto is contiguous. Checked. */
+/* The descriptor of generated data, sequence length seq, over `ranks` ranks; the layout is contiguous where none
+ * is asked for, and the best balance where auto is. Checked. */
 ra_status describe(const settings *s, int64_t seq, int ranks, description *d);
 /* The same for shapes that were read from files: batch, seq_q, seq_k, heads, kv_heads, head_dim and dtype are taken from
  * d->desc; layout auto is the best balance. What does not fit is RA_IO. */

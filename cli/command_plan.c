@@ -82,6 +82,7 @@ static ra_status report_json(const plan_view *p) {
                   "balance", p->totals.balance, "holes", json_number(p->totals.hole_share), "predicted_ms", p->predicted * 1e3,
                   "machine", json_text(p->machine.name), "pass", p->forward ? p->backward ? "both" : "fwd" : "bwd", "ranks",
                   ranks);
+    json_object_set_new(o, "predicted_by", json_string("a model of rates and links, not a measurement"));
     if (p->s->fit) json_object_set_new(o, "fit", fit_json(p));
     if (p->s->given[OPT_MACHINE]) {
         json_t *strong = NULL, *weak = NULL;
@@ -109,8 +110,8 @@ static ra_status print_scaling(const plan_view *p) {
     machine_scaling strong[MACHINE_SCALING_ROWS], weak[MACHINE_SCALING_ROWS];
     RA_TRY(machine_scale(&p->machine, p->desc, p->forward, p->backward, 0, strong));
     RA_TRY(machine_scale(&p->machine, p->desc, p->forward, p->backward, ra_max(1, p->desc->seq_k / p->ranks), weak));
-    printf("\npredicted scaling on %s\n  %5s  %12s  %10s    %16s  %12s  %10s\n", p->machine.name, "ranks", "this length",
-           "efficiency", "growing length", "time", "efficiency");
+    printf("\npredicted scaling on %s (a model, not a measurement)\n  %5s  %12s  %10s    %16s  %12s  %10s\n",
+           p->machine.name, "ranks", "this length", "efficiency", "growing length", "time", "efficiency");
     for (int i = 0; i < MACHINE_SCALING_ROWS; i++)
         printf("  %5d  %12s  %8.1f %%    %16lld  %12s  %8.1f %%\n", strong[i].ranks, show_seconds(strong[i].seconds),
                100 * strong[i].efficiency, (long long)weak[i].seq, show_seconds(weak[i].seconds), 100 * weak[i].efficiency);
@@ -130,7 +131,8 @@ static ra_status report(const plan_view *p) {
         }
         print_rank(p, &p->rank[i]);
     }
-    printf("\nbalance %.3f (mean pairs of a rank / most), predicted %s on %s", p->totals.balance, show_seconds(p->predicted),
+    printf("\nbalance %.3f (mean pairs of a rank / most), predicted %s on %s (a model, not a measurement)",
+           p->totals.balance, show_seconds(p->predicted),
            p->machine.name);
     if (p->totals.holes > 0) printf(", %.3g %% of the rows have no key", 100 * p->totals.hole_share);
     printf("\n");

@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <strings.h>
 
 #include "cli.h"
 #include "core/alloc.h"
@@ -91,6 +92,12 @@ static ra_status check_available(const settings *s) {
     return RA_OK;
 }
 
+static ra_status check_svg(const char *path) {
+    const char *slash = strrchr(path, '/'), *dot = strrchr(slash ? slash : path, '.');
+    if (!dot || strcasecmp(dot, ".svg") == 0) return RA_OK;
+    return ra_fail(RA_INVALID, "--svg %s: what is drawn is SVG, and its file is to be called x.svg", path);
+}
+
 ra_status settings_check(settings *s) {
     if (!option_belongs(OPT_RING_SIZE, s->command)) return RA_OK;
     RA_TRY(check_needed(s));
@@ -111,6 +118,7 @@ ra_status settings_check(settings *s) {
     }
     if (s->trace && (s->command == CMD_PLAN || s->command == CMD_WHY || s->command == CMD_DRAW))
         return ra_fail(RA_INVALID, "--trace: %s computes nothing that could be traced", commands[s->command].name);
+    if (s->svg) RA_TRY(check_svg(s->svg));
     if (s->given[OPT_RANK] && !s->given[OPT_REPEAT]) s->repeat = 1; /* a rank of a large job takes long enough */
     RA_TRY(apply_like(s));
     if (s->command == CMD_RUN || s->command == CMD_GRAD) RA_TRY(check_for_any_file(s));
@@ -119,6 +127,9 @@ ra_status settings_check(settings *s) {
 
 /* ------------------------------------------------------------------------------------------------------- descriptors */
 
+/* A plan is quick whatever the sizes; ranges of a batch are looked at one by one. */
+#define RANGES_MAX (1 << 20)
+
 static ra_status set_key_range(const settings *s, description *d) {
     ra_attention_desc *desc = &d->desc;
     if (!s->given[OPT_KEY_RANGE] || desc->batch == 0) return RA_OK;
@@ -126,6 +137,10 @@ static ra_status set_key_range(const settings *s, description *d) {
     if (s->key_range[0] > end || end > desc->seq_k)
         return ra_fail(RA_INVALID, "--key-range %lld:%lld is not within the %lld keys", (long long)s->key_range[0],
                        (long long)end, (long long)desc->seq_k);
+    bool computes = s->command != CMD_PLAN && s->command != CMD_WHY && s->command != CMD_DRAW;
+    if (!computes && desc->batch > RANGES_MAX)
+        return ra_fail(RA_INVALID, "--key-range with --batch %lld: every batch entry has a range, of which %s takes at most %d",
+                       (long long)desc->batch, commands[s->command].name, RANGES_MAX);
     d->key_range = desc->batch < INT64_MAX / 16 ? ra_alloc(desc->batch * 16) : NULL;
     if (!d->key_range) return ra_fail(RA_NOMEM, "no memory for the key ranges of %lld batch entries", (long long)desc->batch);
     for (int64_t b = 0; b < desc->batch; b++) {
@@ -168,23 +183,6 @@ static void set_options(const settings *s, int ranks, ra_attention_desc *desc) {
     desc->checksum = s->checksum;
 }
 
-ra_status describe(const settings *s, int64_t seq, int ranks, description *d) {
-    d->key_range = NULL;
-    ra_attention_desc_init(&d->desc);
-    d->desc.batch = s->batch;
-    d->desc.seq_k = seq;
-    d->desc.seq_q = s->seq_q >= 0 ? s->seq_q : seq;
-    d->desc.heads = s->heads;
-    d->desc.kv_heads = s->kv_heads ? s->kv_heads : s->heads;
-    d->desc.head_dim = s->head_dim;
-    d->desc.dtype = (ra_dtype)s->dtype;
-    set_options(s, ranks, &d->desc);
-    RA_TRY(set_key_range(s, d));
-    ra_status status = ra_attention_desc_check(&d->desc);
-    if (status != RA_OK) description_free(d);
-    return status;
-}
-
 /* The layout that deals pairs most evenly; contiguous unless another is clearly better, since it moves least. */
 static ra_status choose_layout(ra_attention_desc *desc, int ranks) {
     static const ra_layout candidates[] = {RA_LAYOUT_CONTIGUOUS, RA_LAYOUT_ZIGZAG, RA_LAYOUT_STRIPED};
@@ -203,6 +201,24 @@ static ra_status choose_layout(ra_attention_desc *desc, int ranks) {
     }
     desc->layout = chosen;
     return RA_OK;
+}
+
+ra_status describe(const settings *s, int64_t seq, int ranks, description *d) {
+    d->key_range = NULL;
+    ra_attention_desc_init(&d->desc);
+    d->desc.batch = s->batch;
+    d->desc.seq_k = seq;
+    d->desc.seq_q = s->seq_q >= 0 ? s->seq_q : seq;
+    d->desc.heads = s->heads;
+    d->desc.kv_heads = s->kv_heads ? s->kv_heads : s->heads;
+    d->desc.head_dim = s->head_dim;
+    d->desc.dtype = (ra_dtype)s->dtype;
+    set_options(s, ranks, &d->desc);
+    RA_TRY(set_key_range(s, d));
+    ra_status status = ra_attention_desc_check(&d->desc);
+    if (status == RA_OK && s->given[OPT_LAYOUT] && s->layout == LAYOUT_AUTO) status = choose_layout(&d->desc, ranks);
+    if (status != RA_OK) description_free(d);
+    return status;
 }
 
 ra_status describe_files(const settings *s, int ranks, description *d) {

@@ -94,9 +94,9 @@ ra_status fit(const settings *s, const machine *m, int ranks, bool backward, fit
     fit_result tried[3 * 4];
     int count = 0;
     ra_status status = RA_OK;
-    for (int layout = 0; layout < (ranks == 1 || s->given[OPT_LAYOUT] ? 1 : 3); layout++)
+    for (int layout = 0; layout < (ranks == 1 || s->layout != LAYOUT_AUTO ? 1 : 3); layout++)
         for (int bucket = 0; bucket < (ranks == 1 || s->bucket ? 1 : 4) && status == RA_OK; bucket++) {
-            if (ranks > 1 && !s->given[OPT_LAYOUT]) d.desc.layout = (ra_layout)layout;
+            if (ranks > 1 && s->layout == LAYOUT_AUTO) d.desc.layout = (ra_layout)layout;
             d.desc.bucket = s->bucket ? s->bucket : ranks == 1 ? 0 : buckets[bucket];
             status = try_setting(s, m, &d, ranks, backward, &tried[count++]);
         }

@@ -4,6 +4,7 @@
 
 #include "cli.h"
 #include "core/status.h"
+#include "machine.h"
 
 #define INDENT 30
 #define COLUMNS 110
@@ -29,7 +30,7 @@ void help_overview(FILE *to) {
         if (visible((command)c)) fprintf(to, "  %-12s %s\n", commands[c].name, commands[c].help);
     fprintf(to, "\n  %-12s %s\n  %-12s %s\n", commands[CMD_COMPLETION].name, commands[CMD_COMPLETION].help,
             commands[CMD_MAN].name, commands[CMD_MAN].help);
-    fprintf(to, "\nringattn COMMAND --help lists the options of a command; ringattn --version prints the version.\n");
+    fprintf(to, "\nringattn help COMMAND lists the options of a command; ringattn --version prints the version.\n");
     fprintf(to,
             "Exit: 0 done, 1 a check failed, 2 usage, 3 file, 4 memory, 5 communication, 6 not available here, 70 internal.\n");
 }
@@ -72,7 +73,7 @@ void help_command(command c) {
         int end = g + 1 < GROUP_COUNT ? (int)groups[g + 1].first : OPTION_COUNT;
         bool titled = false;
         for (int id = (int)groups[g].first; id < end; id++) {
-            if (!option_belongs((option_id)id, c)) continue;
+            if (!option_listed((option_id)id, c)) continue;
             if (!titled) printf("\n%s:\n", groups[g].title);
             titled = true;
             help_option(&options[id]);
@@ -92,7 +93,7 @@ static void completion_bash(void) {
            "    local current=${COMP_WORDS[COMP_CWORD]} previous=${COMP_WORDS[COMP_CWORD-1]} options\n"
            "    if [ \"$COMP_CWORD\" -eq 1 ]; then\n        COMPREPLY=($(compgen -W \"");
     for (int c = 0; c < COMMAND_COUNT; c++) printf("%s ", commands[c].name);
-    printf("--help --version\" -- \"$current\"))\n        return\n    fi\n    case $previous in\n");
+    printf("help --help --version\" -- \"$current\"))\n        return\n    fi\n    case $previous in\n");
     for (int id = 0; id < OPTION_COUNT; id++) {
         if (options[id].kind == KIND_FLAG) continue;
         printf("    --%s) ", options[id].name);
@@ -100,7 +101,8 @@ static void completion_bash(void) {
             printf("COMPREPLY=($(compgen -W \"");
             print_words(options[id].value);
             printf("\" -- \"$current\"))");
-        } else if (options[id].kind == KIND_FILE || id == OPT_MACHINE) printf("COMPREPLY=($(compgen -f -- \"$current\"))");
+        } else if (id == OPT_MACHINE) printf("COMPREPLY=($(compgen -f -W \"%s\" -- \"$current\"))", machine_names());
+        else if (options[id].kind == KIND_FILE) printf("COMPREPLY=($(compgen -f -- \"$current\"))");
         else printf("COMPREPLY=()");
         printf("; return ;;\n");
     }
@@ -108,7 +110,7 @@ static void completion_bash(void) {
     for (int c = 0; c < COMMAND_COUNT; c++) {
         printf("    %s) options=\"", commands[c].name);
         for (int id = 0; id < OPTION_COUNT; id++)
-            if (option_belongs((option_id)id, (command)c)) printf("--%s ", options[id].name);
+            if (option_listed((option_id)id, (command)c)) printf("--%s ", options[id].name);
         printf("%s\" ;;\n", c == CMD_COMPLETION ? "bash zsh" : "");
     }
     printf("    esac\n    COMPREPLY=($(compgen -W \"$options\" -- \"$current\"))\n}\ncomplete -o filenames -F _ringattn "
@@ -138,7 +140,7 @@ static void completion_zsh(void) {
         printf("    %s)\n        _arguments '1:command:'", commands[c].name);
         if (c == CMD_COMPLETION) printf(" '2:shell:(bash zsh)'");
         for (int id = 0; id < OPTION_COUNT; id++) {
-            if (!option_belongs((option_id)id, (command)c)) continue;
+            if (!option_listed((option_id)id, (command)c)) continue;
             printf(" \\\n            '--%s%s[", options[id].name, options[id].kind == KIND_FLAG ? "" : "=");
             print_quoted(options[id].help);
             printf("]");
@@ -146,7 +148,8 @@ static void completion_zsh(void) {
                 printf(":%s:(", options[id].name);
                 print_words(options[id].value);
                 printf(")");
-            } else if (options[id].kind == KIND_FILE || id == OPT_MACHINE) printf(":%s:_files", options[id].name);
+            } else if (id == OPT_MACHINE) printf(":machine:{_values machine %s; _files}", machine_names());
+            else if (options[id].kind == KIND_FILE) printf(":%s:_files", options[id].name);
             else if (options[id].kind != KIND_FLAG) printf(":%s:", options[id].name);
             printf("'");
         }
@@ -175,7 +178,7 @@ static void print_troff(const char *text) {
     }
 }
 
-static void man_option(const option *o, command only) {
+static void man_option(const option *o) {
     printf(".TP\n.B \"\\-\\-");
     print_troff(o->name);
     if (o->value[0]) {
@@ -190,7 +193,6 @@ static void man_option(const option *o, command only) {
         printf(")");
     }
     printf(".\n");
-    if (only != COMMAND_COUNT) return;
     /* which commands take it, where that says something */
     unsigned shared = options[OPT_RING_SIZE].commands;
     if ((o->commands & shared) == shared) return;
@@ -222,7 +224,8 @@ ra_status command_man(const settings *s, bool *check_failed) {
     for (int g = 0; g < GROUP_COUNT; g++) {
         int end = g + 1 < GROUP_COUNT ? (int)groups[g + 1].first : OPTION_COUNT;
         printf(".SS %s\n", g == 0 ? "Of one command" : groups[g].title);
-        for (int id = (int)groups[g].first; id < end; id++) man_option(&options[id], COMMAND_COUNT);
+        for (int id = (int)groups[g].first; id < end; id++)
+            if (options[id].unlisted != options[id].commands) man_option(&options[id]);
     }
     printf(".SH EXIT STATUS\n"
            ".TP\n.B 0\nDone.\n.TP\n.B 1\nA check failed (verify, demo, bench \\-\\-rank).\n.TP\n.B 2\nUsage: wrong whatever "

@@ -17,8 +17,11 @@ typedef struct machine {
     machine_link inside, between; /* nodes */
 } machine;
 
-/* A preset (laptop, h200x8, h200x64) or a JSON file. RA_INVALID: neither; RA_IO: the file is wrong. */
+/* A preset (laptop) or a JSON file. RA_INVALID: neither; RA_NOT_AVAILABLE: a preset to come; RA_IO: the file is wrong. */
 ra_status machine_find(const char *name, machine *m);
+
+/* The presets, separated by spaces. */
+const char *machine_names(void);
 
 typedef struct machine_prediction {
     double forward, backward; /* seconds of the slowest rank, whose exchange runs beside its computing */

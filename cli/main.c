@@ -84,6 +84,20 @@ static bool take_descriptors(void) {
     return true;
 }
 
+static bool is(const char *word, const char *one, const char *other) {
+    return strcmp(word, one) == 0 || strcmp(word, other) == 0;
+}
+
+/* help, or help COMMAND. */
+static ra_status help(int argc, char **argv) {
+    command c;
+    if (argc > 3) return ra_fail(RA_INVALID, "help takes one command, as in ringattn help plan");
+    if (argc == 2) help_overview(stdout);
+    else RA_TRY(options_command(argv[2], &c));
+    if (argc == 3) help_command(c);
+    return RA_OK;
+}
+
 static ra_status execute(int argc, char **argv, bool *check_failed) {
     static settings s;
     RA_TRY(options_parse(argc - 1, argv + 1, &s));
@@ -105,9 +119,9 @@ int main(int argc, char **argv) {
     json_watch();
     ra_status status = RA_OK;
     bool check_failed = false;
-    if (argc == 2 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0))
-        help_overview(stdout);
-    else if (argc == 2 && strcmp(argv[1], "--version") == 0) printf("ringattn %s\n", ra_version());
+    if (argc == 2 && is(argv[1], "--help", "-h")) help_overview(stdout);
+    else if (argc >= 2 && strcmp(argv[1], "help") == 0) status = help(argc, argv);
+    else if (argc == 2 && is(argv[1], "--version", "-V")) printf("ringattn %s\n", ra_version());
     else if (argc < 2) {
         help_overview(stderr);
         return EXIT_USAGE;

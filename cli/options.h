@@ -137,12 +137,12 @@ typedef enum option_kind {
     KIND_FLAG,    /* bool */
     KIND_TEXT,    /* const char * */
     KIND_FILE,    /* const char *, completed as a file */
-    KIND_INTEGER, /* int64_t, or the word "auto", which is 0 */
+    KIND_INTEGER, /* int64_t; all integers may be written as 4096, 4K, 1M or 1e6 */
     KIND_SEED,    /* uint64_t */
     KIND_REAL,    /* double */
     KIND_LIST,    /* int_list */
     KIND_CHOICE,  /* int */
-    KIND_BYTES,   /* int64_t with K, M, G */
+    KIND_BYTES,   /* int64_t */
     KIND_WINDOW,  /* int64_t[2], "L,R" */
     KIND_RANGE    /* int64_t[2], "B:E" */
 } option_kind;
@@ -156,6 +156,8 @@ typedef struct option {
     int64_t low, high;     /* of integers and of each number of a list */
     const char *otherwise; /* the default, as help shows it; "" says nothing */
     const char *help;
+    unsigned unlisted;   /* commands that take it, though it changes nothing there: not in their help */
+    const char *to_come; /* a last word of a choice, which exits with 6 until it works: parsed, not listed */
 } option;
 
 extern const option options[OPTION_COUNT];
@@ -178,5 +180,7 @@ ra_status options_command(const char *name, command *result);
 const char *option_word(option_id id, int choice);
 /* Does the command take this option? */
 static inline bool option_belongs(option_id id, command c) { return options[id].commands >> c & 1u; }
+/* Does it do anything there that help and completion should tell of? */
+static inline bool option_listed(option_id id, command c) { return option_belongs(id, c) && !(options[id].unlisted >> c & 1u); }
 
 #endif

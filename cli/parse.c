@@ -16,15 +16,33 @@ static ra_status wrong(const option *o, const char *text, const char *needed) {
     return ra_fail(RA_INVALID, "--%s %.60s is wrong: %s", o->name, text, needed);
 }
 
-/* An integer that ends at *end; false if there is none or it is beyond int64. */
+/* Multiplies by base^power. */
+static bool scale_up(int64_t *value, int64_t base, int64_t power) {
+    for (; power > 0 && *value != 0; power--)
+        if (!ra_mul(*value, base, value)) return false;
+    return true;
+}
+
+/* An integer that ends at *end: 4096, 4K, 1M, 2G (powers of 1024) or 1e6. False if there is none or it is beyond int64. */
 static bool read_integer(const char *text, const char **end, int64_t *value) {
     char *stop;
     if (*text != '-' && (*text < '0' || *text > '9')) return false; /* no spaces, no plus */
     errno = 0;
-    long long number = strtoll(text, &stop, 10);
+    *value = strtoll(text, &stop, 10);
     if (errno != 0 || stop == text) return false;
-    *value = number;
     *end = stop;
+    static const char units[] = "KkMmGg";
+    const char *unit = *stop ? strchr(units, *stop) : NULL;
+    if (unit) {
+        *end = stop + 1;
+        return scale_up(value, 1024, 1 + (unit - units) / 2);
+    }
+    if ((*stop == 'e' || *stop == 'E') && stop[1] >= '0' && stop[1] <= '9') {
+        errno = 0;
+        long long power = strtoll(stop + 1, &stop, 10);
+        *end = stop;
+        return errno == 0 && scale_up(value, 10, power);
+    }
     return true;
 }
 
@@ -63,6 +81,10 @@ static ra_status read_choice(const option *o, const char *text, int *choice) {
             *choice = i;
             return RA_OK;
         }
+    if (o->to_come && strcmp(text, o->to_come) == 0) {
+        *choice = count;
+        return RA_OK;
+    }
     char near[64];
     if (suggest_word(text, o->value, near, sizeof near))
         return ra_fail(RA_INVALID, "--%s %.60s is not one of %s; did you mean %s?", o->name, text, o->value, near);
@@ -71,20 +93,8 @@ static ra_status read_choice(const option *o, const char *text, int *choice) {
 
 static ra_status read_bytes(const option *o, const char *text, int64_t *bytes) {
     const char *end;
-    int64_t unit = 1;
-    if (!read_integer(text, &end, bytes) || *bytes < 1)
-        return wrong(o, text, "a positive number of bytes is needed, such as 512M or 80G");
-    switch (*end) {
-    case 'k':
-    case 'K': unit = (int64_t)1 << 10; break;
-    case 'm':
-    case 'M': unit = (int64_t)1 << 20; break;
-    case 'g':
-    case 'G': unit = (int64_t)1 << 30; break;
-    default: break;
-    }
-    if (end[unit > 1] != '\0' || !ra_mul(*bytes, unit, bytes))
-        return wrong(o, text, "a number of bytes is needed, such as 512M or 80G (K, M and G are powers of 1024)");
+    if (!read_integer(text, &end, bytes) || *end != '\0' || *bytes < 1)
+        return wrong(o, text, "a positive number of bytes is needed, such as 512M or 80G (K, M and G are powers of 1024)");
     return RA_OK;
 }
 
@@ -146,7 +156,8 @@ static ra_status read_value(option_id id, const char *text, settings *s) {
             *value = 0;
             return RA_OK;
         }
-        if (!read_integer(text, &end, value) || *end != '\0') return wrong(o, text, "an integer is needed");
+        if (!read_integer(text, &end, value) || *end != '\0')
+            return wrong(o, text, "an integer is needed, such as 4096, 4K or 1e6");
         return *value < o->low || *value > o->high ? out_of_range(o, text) : RA_OK;
     }
     case KIND_SEED: return read_seed(o, text, field);
@@ -201,7 +212,7 @@ static ra_status unknown_option(const char *name, int length, command c) {
             return ra_fail(RA_INVALID, "%s takes no --%s%s", commands[c].name, options[id].name,
                            c <= CMD_GRAD && id >= OPT_BATCH && id <= OPT_HEAD_DIM ? ": shapes come from the files" : "");
         size_t used = strlen(list);
-        if (option_belongs((option_id)id, c))
+        if (option_listed((option_id)id, c))
             snprintf(list + used, sizeof list - used, "%s%s", used ? "|" : "", options[id].name);
     }
     char shown[64];

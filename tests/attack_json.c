@@ -78,7 +78,8 @@ static void check(command_function function, const char *const *words) {
 
 static void a_plan_is_whole_or_an_error(void **state) {
     (void)state;
-    check(command_plan, (const char *const[]){"plan", "--json", "--seq", "64", "--ring-size", "3", "--machine", "laptop", NULL});
+    check(command_plan,
+          (const char *const[]){"plan", "--json", "--seq", "64", "--ring-size", "3", "--machine", "laptop", NULL});
 }
 
 static void a_reason_is_whole_or_an_error(void **state) {

@@ -129,14 +129,36 @@ class Docs(kit.Case):
     def test_options_of_the_interface_are_all_there(self):
         shared = set("""segment-lengths dilation-rates like combine offset dilate-queries causal window key-range scale dropout
                      seed ring-size layout query-placement schedule bucket transport device dtype kernel threads timeout
-                     start-timeout call-timeout memory-limit checksum offload trace json help""".split())
+                     start-timeout call-timeout memory-limit checksum trace json help""".split())
+        idle = set("scale dropout seed transport timeout start-timeout call-timeout checksum trace".split())  # without computing
+        unlisted = {"plan": idle, "why": idle | {"device", "dtype", "kernel", "threads"},
+                    "draw": idle | {"device", "dtype", "kernel", "threads"}}
         shape = set("batch seq seq-q heads kv-heads head-dim".split())
         own = {"run": "q k v out lse", "grad": "q k v dout dq dk dv out lse", "verify": "cases", "bench": "pass repeat rank",
                "memory": "ring-sizes",
                "plan": "machine fit", "why": "query key head", "draw": "svg"}
         for command, names in own.items():
             expected = shared | set(names.split()) | (shape if command not in ("run", "grad") else set())
-            self.assertLessEqual(expected, set(options_of(command)), command)
+            listed = set(options_of(command))
+            self.assertLessEqual(expected - unlisted.get(command, set()), listed, command)
+            self.assertFalse(listed & unlisted.get(command, set()), command)
+            self.assertNotIn("offload", listed)  # nothing can do it yet
+
+    def test_what_help_does_not_list_because_it_changes_nothing_is_still_taken(self):
+        self.ok("why", "--query", 5, "--key", 3, "--seed", 1, "--threads", 2, "--timeout", 5, "--dtype", "f64", "--checksum")
+
+    def test_help_names_a_command_in_either_order(self):
+        self.assertEqual(self.ok("help", "plan").stdout, self.ok("plan", "--help").stdout)
+        self.assertEqual(self.ok("help").stdout, self.ok("--help").stdout)
+        self.assertEqual(self.ok("-V").stdout, self.ok("--version").stdout)
+        self.refused(2, "help", "plam", says="plan")
+        self.refused(2, "help", "plan", "why", says="one command")
+
+    def test_what_nothing_can_run_is_neither_in_help_nor_in_completion(self):
+        for text in (self.ok("help", "plan").stdout, self.ok("help", "bench").stdout, self.ok("completion", "bash").stdout,
+                     self.ok("completion", "zsh").stdout, self.ok("man").stdout):
+            for word in ("h200", "nccl", "offload"):
+                self.assertNotIn(word, text)
 
     def test_both_ways_to_give_a_value_are_the_same(self):
         self.assertEqual(self.ok("plan", "--seq", "100", "--json").stdout, self.ok("plan", "--seq=100", "--json").stdout)
@@ -157,6 +179,7 @@ class Docs(kit.Case):
             self.assertEqual(set(complete("ringattn", command, "--")), {"--" + o for o in options_of(command)}, command)
         self.assertEqual(complete("ringattn", "run", "--layout", "z"), ["zigzag"])
         self.assertEqual(complete("ringattn", "completion", "z"), ["zsh"])
+        self.assertIn("laptop", complete("ringattn", "plan", "--machine", ""))
         self.save("tensor.npy", np.zeros(1))
         self.assertEqual(complete("ringattn", "run", "--q", self.path("ten")), [self.path("tensor.npy")])
 

@@ -259,7 +259,19 @@ class Refusals(kit.Case):
         self.ok(*shape, "--ring-sizes", "8")
         self.refused(MEMORY, *shape, "--ring-sizes", "8,1", says="--memory-limit")
 
+    def test_numbers_may_be_written_short(self):
+        for text, number in (("4K", 4096), ("1M", 1 << 20), ("1e6", 1000000), ("2E3", 2000), ("1G", 1 << 30), ("0e5", 0)):
+            self.assertEqual(self.json("plan", "--seq", text)["seq"], number)
+        self.assertEqual(self.json("plan", "--seq", "1M", "--window", "1K,0")["seq"], 1 << 20)
+        for text in ("1e", "1.5M", "1KK", "K", "1e99", "1e20", "9999999G", "1M2", "-1e3"):
+            self.refused(USAGE, "plan", "--seq", text, says="--seq")
+
+    def test_a_picture_is_svg_by_its_name(self):
+        self.refused(USAGE, "draw", "--svg", self.path("x.png"), says=".svg")
+        self.assertEqual([f for f in self.files() if f.startswith("x.")], [])
+
     def test_what_this_build_lacks_is_said(self):
+        self.refused(NOT_AVAILABLE, "plan", "--machine", "h200x8", says="h200x8")
         self.run_refused(NOT_AVAILABLE, "--transport", "nccl", says="nccl")
         self.run_refused(NOT_AVAILABLE, "--offload", says="--offload")
         missing = [k["name"] for k in self.json("info")["kernels"] if not k["available"]]
