@@ -30,11 +30,11 @@ static json_t *common_json(const settings *s, const ra_attention_desc *desc, int
     char layout[32], schedule[32];
     snprintf(layout, sizeof layout, "%s", option_word(OPT_LAYOUT, 1 + (int)desc->layout));
     snprintf(schedule, sizeof schedule, "%s", option_word(OPT_SCHEDULE, (int)m->schedule));
-    return json_pack("{s:s, s:s, s:i, s:i, s:s, s:s, s:I, s:s, s:I, s:I, s:I, s:I}", "kernel", m->kernel, "dtype",
-                     ra_dtype_name(desc->dtype), "threads", m->threads, "ring_size", ranks, "layout", layout, "schedule",
-                     schedule, "bucket", (json_int_t)m->bucket, "reason", m->reason, "workspace_bytes",
-                     (json_int_t)m->workspace_bytes, "peak_bytes", (json_int_t)m->peak_bytes, "planned_bytes",
-                     (json_int_t)m->planned_bytes, "repeat", (json_int_t)s->repeat);
+    return json_pack("{s:s, s:s, s:I, s:i, s:i, s:s, s:s, s:I, s:s, s:I, s:I, s:I, s:I}", "kernel", m->kernel, "dtype",
+                     ra_dtype_name(desc->dtype), "seq", (json_int_t)desc->seq_k, "threads", m->threads, "ring_size", ranks,
+                     "layout", layout, "schedule", schedule, "bucket", (json_int_t)m->bucket, "reason", m->reason,
+                     "workspace_bytes", (json_int_t)m->workspace_bytes, "peak_bytes", (json_int_t)m->peak_bytes,
+                     "planned_bytes", (json_int_t)m->planned_bytes, "repeat", (json_int_t)s->repeat);
 }
 
 static void print_common(const settings *s, const ra_attention_desc *desc, int ranks, const measurement *m, double pairs) {

@@ -44,8 +44,8 @@ class Fields(kit.Case):
 
     def test_bench(self):
         value = self.json("bench", *SMALL, "--pass", "both", "--repeat", 2, "--ring-size", 2)
-        self.has(value, "fwd bwd kernel dtype threads ring_size layout schedule workspace_bytes peak_bytes planned_bytes holes",
-                 "bench")
+        self.has(value, "fwd bwd kernel dtype seq threads ring_size layout schedule workspace_bytes peak_bytes planned_bytes "
+                 "holes", "bench")
         for part in ("fwd", "bwd"):
             self.has(value[part], "ms ms_min gflops bytes_sent bytes_sent_total wait_ms", part)
             self.assertGreater(value[part]["gflops"], 0)

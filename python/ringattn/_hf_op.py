@@ -1,5 +1,5 @@
 """Attention under a mask that is read when it runs: ``torch.ops.ringattn.masked_forward`` and ``masked_backward``, for graphs of
-Hugging Face models. As the operators of ringattn.torch, but causality, window, keys and padding come with the mask."""
+Hugging Face models. As the operators of _operators.py, but causality, window, keys and padding come with the mask."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from . import dist as _dist
 from ._config import Settings, make_options, problem_for
 from ._hf_mask import check_positions, read
-from .torch import _SETTINGS, _STATE, _checked, _lse_dtype, _number_of, _state, run_backward, run_forward
+from ._operators import _SETTINGS, _STATE, _checked, _lse_dtype, number_of, run_backward, run_forward, state_of
 
 
 def _call(mask: torch.Tensor, settings: tuple[Any, ...]) -> tuple[Any, Any, Any]:
@@ -42,9 +42,9 @@ def masked_forward(
     told, options, where = _call(mask, settings)
     check_positions(told, position_ids, query.size(1), where, options.layout)
     key, value = key[:, : told.keys], value[:, : told.keys]
-    out, lse, problem, number = run_forward(query, key, value, options, where, _number_of(seed), _ranges(told), True)
+    out, lse, problem, number = run_forward(query, key, value, options, where, number_of(seed), _ranges(told), True)
     assert lse is not None
-    return out, lse, _state(problem, number)
+    return out, lse, state_of(problem, number)
 
 
 @masked_forward.register_fake
