@@ -1,8 +1,8 @@
 """What a Hugging Face model's mask says, on its way from transformers' mask interface to the attention function.
 
-transformers hands masks on as tensors of four dimensions, so that is what it travels as: int64 ``[batch, 1, 1, columns]`` on the
-CPU, where the library needs the numbers. Under torch.compile an operator writes it and an operator reads it, so that lengths and
-padding are no part of the graph.
+transformers hands masks on as tensors of four dimensions, so that is what it travels as: int64 ``[batch, 1, 1, columns]`` on
+the CPU, where the library needs the numbers. Under torch.compile an operator writes it and an operator reads it, so that
+lengths and padding are no part of the graph.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .multihead import padding_range
 from .sharding import positions
 
 _MARK = 0x72696E6761  # no mask of a user's begins with it
-_COLUMNS = 8  # mark, left, right, keys that count (a static cache holds more), rows of all ranks, ranks, first key, past the last
+_COLUMNS = 8  # mark, left, right, keys that count (a static cache has more), rows of all ranks, ranks, first key, past the last
 
 
 class Mask:
@@ -49,8 +49,8 @@ def read(mask: Any) -> Mask:
         if not is_mask(mask) or int(mask[0, 0, 0, 0]) != _MARK:
             shape = f"has shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else f"is a {type(mask).__name__}"
             raise ValueError(
-                f"attention_mask {shape}; ringattn takes one of [batch, tokens] that marks padding, not one given whole, for each "
-                f"query and key"
+                f"attention_mask {shape}; ringattn takes one of [batch, tokens] that marks padding, not one given whole, for "
+                f"each query and key"
             )
         found = mask._ringattn = Mask(mask.view(-1, _COLUMNS).tolist())
     return found  # type: ignore[no-any-return]
@@ -67,9 +67,9 @@ def write(
 ) -> torch.Tensor:
     """The mask of a forward pass.
 
-    ``attention_mask`` is the user's, ``[batch, tokens]``, not 0 where a token counts. ``seen`` and ``expected`` are samples of the
-    rule and what they must be. ``offset`` is the place of the first query where only the device knows it. ``numbers`` are batch,
-    queries, place of the first query, keys, place of the first key, left, right.
+    ``attention_mask`` is the user's, ``[batch, tokens]``, not 0 where a token counts. ``seen`` and ``expected`` are samples of
+    the rule and what they must be. ``offset`` is the place of the first query where only the device knows it. ``numbers`` are
+    batch, queries, place of the first query, keys, place of the first key, left, right.
     """
     if seen is not None and not torch.equal(seen, expected):  # type: ignore[arg-type]
         raise ValueError(f"{NOT_SUPPORTED}; position_ids that are not consecutive count as packed documents")
@@ -111,15 +111,15 @@ def _on_group(
     for rank, (queries, keys, entries, begin, masked) in enumerate(every):
         if begin or (right >= 0 and queries != keys):
             raise ValueError(
-                f"rank {rank} of the group has {keys} keys for {queries} queries: a cache of earlier tokens cannot be used with "
-                f"register(group=...); run generate with a name registered without it"
+                f"rank {rank} of the group has {keys} keys for {queries} queries: a cache of earlier tokens cannot be used "
+                f"with register(group=...); run generate with a name registered without it"
             )
         if entries != batch:
             raise ValueError(f"rank {rank} of the group has a batch of {entries}, this one of {batch}")
         if masked and masked != keys:
             raise ValueError(
-                f"rank {rank} of the group has an attention_mask of {masked} tokens for {keys} keys; give each rank its rows of it: "
-                f"ringattn.shard(attention_mask, group, layout)"
+                f"rank {rank} of the group has an attention_mask of {masked} tokens for {keys} keys; give each rank its rows "
+                f"of it: ringattn.shard(attention_mask, group, layout)"
             )
     keep = None
     if any(masked for *_, masked in every):
@@ -139,8 +139,8 @@ def check_positions(mask: Mask, position_ids: Optional[torch.Tensor], queries: i
         rises = position_ids[:, 1:] > position_ids[:, :-1]
         if not bool(rises.all()) and not bool((rises | ~_counts(mask, queries, position_ids.device)).all()):
             raise ValueError(
-                "position_ids restart within a sequence, as those of packed documents do; ringattn does not keep packed documents "
-                "apart: give each its own row, padded"
+                "position_ids restart within a sequence, as those of packed documents do; ringattn does not keep packed "
+                "documents apart: give each its own row, padded"
             )
     mask.checked = position_ids
 

@@ -1,5 +1,5 @@
-"""Attention under a mask that is read when it runs: ``torch.ops.ringattn.masked_forward`` and ``masked_backward``, for graphs of
-Hugging Face models. As the operators of _operators.py, but causality, window, keys and padding come with the mask."""
+"""Attention under a mask that is read when it runs: ``torch.ops.ringattn.masked_forward`` and ``masked_backward``, for graphs
+of Hugging Face models. As the operators of _operators.py, but causality, window, keys and padding come with the mask."""
 
 from __future__ import annotations
 

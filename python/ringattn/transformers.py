@@ -60,8 +60,8 @@ def register(name: str = "ringattn", **options: Any) -> None:
     Causal and full attention, sliding windows, padding on either side, grouped heads and caches are supported; masks of any
     other shape, packed documents, softcapping, attention sinks and position biases raise ValueError.
 
-    With a group of processes each rank calls the model with its rows: ``ringattn.shard`` of ``input_ids``, ``attention_mask`` and
-    the shifted labels, and ``position_ids=ringattn.positions(n, group, layout)[None]``, which is checked.
+    With a group of processes each rank calls the model with its rows: ``ringattn.shard`` of ``input_ids``, ``attention_mask``
+    and the shifted labels, and ``position_ids=ringattn.positions(n, group, layout)[None]``, which is checked.
 
     >>> import ringattn.transformers, torch, transformers
     >>> ringattn.transformers.register()
@@ -112,7 +112,9 @@ def _mask_function(layout: str, group: Any) -> Callable[..., torch.Tensor]:
         compiling, seen, expected = torch.compiler.is_compiling(), None, None
         if compiling and attention_mask is None and _may_be_packed(mask_function, others):
             if group is not None:
-                raise ValueError("under torch.compile register(group=...) needs an attention_mask, of ones where nothing is padded")
+                raise ValueError(
+                    "under torch.compile register(group=...) needs an attention_mask, of ones where nothing is padded"
+                )
             left, right = -1 if local_size is None else local_size - 1, 0
             first = q_offset if offset is None else offset
             seen, expected = _samples(mask_function, batch_size, q_length, first, kv_length, kv_offset, left, device)
@@ -175,7 +177,9 @@ def _attention_function(base: Settings, group: Any) -> Callable[..., Any]:
         settings = base._replace(scale=scaling, dropout_p=dropout)
         if attention_mask is None:
             if _dist.place_of(group) is not None:
-                raise ValueError("this model makes no mask of its own, which register(group=...) needs to learn all ranks' lengths")
+                raise ValueError(
+                    "this model makes no mask of its own, which register(group=...) needs to learn all ranks' lengths"
+                )
             causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
             if sliding_window is not None:
                 settings = settings._replace(window=(sliding_window - 1, 0 if causal else sliding_window - 1))
