@@ -28,8 +28,8 @@ sanitize() {
         --error-exitcode 1 --kernel-regex kns=2ra "$python" -m unittest discover -s tests/gpu "${tests[@]}"
 }
 memcheck() {
-    sanitize memcheck "$RINGATTN_CUDA_LIBRARY" head_dimension lengths windows masked_nan dilated residues mix outgrow steps \
-        take_turns few_keys general
+    sanitize memcheck "$RINGATTN_CUDA_LIBRARY" head_dimension lengths windows masked_nan masked_row dilated residues mix \
+        outgrow steps take_turns few_keys general anywhere
 }
 racecheck() {
     cmake --build "$build" --target ringattn_cuda_racecheck >/dev/null || return 1
