@@ -101,6 +101,67 @@ static void forward_follows_scores_that_grow_without_bound(void **state) {
     ra_workers_destroy(workers);
 }
 
+/* Elements in use become so small. */
+static void make_tiny(const guarded *g, double factor) {
+    for (int64_t b = 0; b < g->batches; b++)
+        for (int64_t row = 0; row < g->rows; row++)
+            for (int64_t head = 0; head < g->heads; head++)
+                for (int64_t d = 0; d < g->dim; d++)
+                    if (g->used[guarded_at(g, b, row, head, d)])
+                        guarded_set(g, b, row, head, d, factor * guarded_get(g, b, row, head, d));
+}
+
+/* Scores of one sign a row, up to `size` large, and never two alike: each row has one key with all of the weight. They are large
+ * by q, or by the scale. */
+static void make_vast(kernel_case *c, double size, bool by_scale) {
+    const int64_t values = c->problem.dtype == RA_BF16 ? 64 : 512; /* as many as all types have bits for, from 3/4 to 1 */
+    double factor = 1000;
+    if (by_scale) c->problem.scale = size / factor;
+    else factor = fmin(size / c->problem.scale, 3.3e38); /* the product that the scale multiplies is finite, too */
+    for (int n = 0; n < c->item_count; n++)
+        for (int64_t b = 0; b < c->problem.batch; b++)
+            for (int64_t row = 0; row < c->rows_k; row++)
+                for (int64_t head = 0; head < c->k[n].heads; head++)
+                    if (c->k[n].used[guarded_at(&c->k[n], b, row, head, 0)])
+                        guarded_set(&c->k[n], b, row, head, 0,
+                                    ldexp((double)(3 * values + row * 37 % (values - 1)) / (double)(4 * values), -n));
+    make_tiny(&c->q, 0x1p-10);
+    for (int64_t b = 0; b < c->problem.batch; b++)
+        for (int64_t row = 0; row < c->problem.rows_q; row++)
+            for (int64_t head = 0; head < c->problem.heads; head++)
+                if (c->q.used[guarded_at(&c->q, b, row, head, 0)])
+                    guarded_set(&c->q, b, row, head, 0, row % 3 == 0 ? -factor : factor);
+}
+
+/* Up to the largest finite float. Backward gets the lse that the kernel's forward wrote. */
+static void vast_scores_are_right(void **state) {
+    (void)state;
+    static const double sizes[] = {8e6, 1.5e9, 7e9, 3e12, 1e20, 1e30, 3.3e38};
+    const int size_count = (int)(sizeof sizes / sizeof *sizes);
+    ra_workers *workers = workers_new(2);
+    for (int t = 0; t < 4; t++)
+        for (int n = 0; KERNEL_AT(0, dtypes[t]) && n < case_share(6 * size_count); n++) {
+            const uint64_t seed = 17000 + (uint64_t)n;
+            const int64_t keys = dtypes[t] == RA_BF16 ? 20 : 168; /* rows of K step by up to 3 */
+            case_options options = {.max_rows = 70, .max_keys = keys, .amplitude = 1, .forbid_limits = n % 2 == 0};
+            options.few = n / 2 % 3 == 0;
+            kernel_case *c = case_new(seed, dtypes[t], &options);
+            make_vast(c, sizes[n % size_count], dtypes[t] == RA_F16 || n / 3 % 2);
+            case_forward_reference(c);
+            case_backward_reference(c);
+            c->max_score = 1; /* nothing about these weights is inexact */
+            for (int i = 0; KERNEL_AT(i, dtypes[t]); i++) {
+                case_forward(c, KERNEL_AT(i, dtypes[t]), workers, true);
+                case_check_forward(c, KERNEL_AT(i, dtypes[t])->name, seed, true);
+                if (dtypes[t] == RA_F16 && c->problem.scale > 1e4) continue; /* gradients too large for it */
+                case_backward(c, KERNEL_AT(i, dtypes[t]), workers);
+                case_check_backward(c, KERNEL_AT(i, dtypes[t])->name, seed);
+            }
+            case_free(c);
+        }
+    ra_workers_destroy(workers);
+}
+
 /* All values and all gradients lie around one number, and so do all weights: long sums never cancel, and the errors of their
  * additions show. */
 static void long_sums_of_one_sign_are_right(void **state) {
@@ -133,16 +194,6 @@ static void long_sums_of_one_sign_are_right(void **state) {
             check_backward_and_free(c, dtypes[t], seed, workers);
         }
     ra_workers_destroy(workers);
-}
-
-/* Elements in use become so small. */
-static void make_tiny(const guarded *g, double factor) {
-    for (int64_t b = 0; b < g->batches; b++)
-        for (int64_t row = 0; row < g->rows; row++)
-            for (int64_t head = 0; head < g->heads; head++)
-                for (int64_t d = 0; d < g->dim; d++)
-                    if (g->used[guarded_at(g, b, row, head, d)])
-                        guarded_set(g, b, row, head, d, factor * guarded_get(g, b, row, head, d));
 }
 
 static const ra_dtype wide[] = {RA_F32, RA_BF16, RA_F64}; /* f16 has no such elements */
@@ -564,6 +615,7 @@ int main(void) {
         cmocka_unit_test(forward_agrees_with_float64_on_scores_of_tens),
         cmocka_unit_test(forward_agrees_with_float64_over_many_key_blocks),
         cmocka_unit_test(forward_follows_scores_that_grow_without_bound),
+        cmocka_unit_test(vast_scores_are_right),
         cmocka_unit_test(long_sums_of_one_sign_are_right),
         cmocka_unit_test(forward_keeps_values_that_are_tiny),
         cmocka_unit_test(backward_keeps_gradients_that_are_tiny),

@@ -219,7 +219,9 @@ static void open_block(tile_job *t, int64_t row) {
         low = ra_max(low, t->first) - t->first;
         high = ra_min(high, t->last) - t->first;
         const bool meets = lse != -INFINITY && low < high; /* else its q and dout may be anything */
-        f->lse[i] = meets ? plain_nan((float)((double)lse * LOG2_E)) : 0;
+        lse = (float)((double)lse * LOG2_E);
+        if (ra_vast(lse)) lse = NAN; /* so that the tile is given up */
+        f->lse[i] = meets ? plain_nan(lse) : 0;
         f->delta[i] = meets ? plain_nan(delta) : 0;
         f->begin[i] = meets ? (int32_t)low : 0;
         f->end[i] = meets ? (int32_t)high : 0;

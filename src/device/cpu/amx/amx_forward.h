@@ -482,7 +482,8 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
         pack_rows(f->q + i * width * PIECES, take_queries(f->rows, place, &step->q, begin + i, end), width);
 }
 
-/* Writes rows [row, row + rows) of the tile that begins at `begin`. False, and nothing written, if they are not finite. */
+/* Writes rows [row, row + rows) of the tile that begins at `begin`. False, and nothing written, if they are not finite, or have
+ * vast scores. */
 static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t row,
                        int64_t rows) {
     const int64_t dim = place->problem->head_dim, width = padded(dim);
@@ -491,7 +492,8 @@ static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_p
     bool finite = all_finite(f->acc + row * width, STRIP * width);
     for (int64_t i = row; i < row + rows; i++) {
         f->l[i] += (double)sum_of(f->all_sums[i]);
-        finite &= isfinite(f->l[i]) && f->base[i] < INFINITY;
+        finite &= isfinite(f->l[i]) && f->base[i] < INFINITY && !ra_vast(f->base[i]);
+        finite &= f->base[i] != -INFINITY || f->begin[i] >= f->end[i]; /* to base 2 there are fewer finite scores */
     }
     for (int64_t i = row; finite && i < row + rows; i++) {
         const int64_t r = begin + i;

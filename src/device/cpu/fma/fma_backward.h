@@ -93,11 +93,12 @@ static void differentiate(backward_space *f, const ra_place *place, int64_t tile
     }
 }
 
-/* False if some of what was loaded is not finite. */
+/* False if some of what was loaded is not finite, or vast. */
 static bool load_gradients(backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end) {
     const ra_problem *problem = place->problem;
     const int64_t dim = problem->head_dim, width = padded(dim), rows = end - begin,
                   all = ra_ceil_div(rows, TILE_ROWS) * TILE_ROWS;
+    bool vast = false;
     for (int64_t i = 0; i < rows; i++) {
         const int64_t r = begin + i;
         ra_place_interval(place, r, &f->begin[i], &f->end[i]);
@@ -110,12 +111,13 @@ static bool load_gradients(backward_space *f, const ra_backward_step *step, cons
             memset(f->dout + i * width, 0, (size_t)width * sizeof(float));
             continue;
         }
+        vast |= ra_vast(f->lse[i]);
         load_query(f->q + i * width, &step->q, place, r);
         load_row(f->dout + i * width, step->dout.data, problem->dtype, ra_place_at(place, &step->dout, r), dim);
     }
     memset(f->q + rows * width, 0, (size_t)((all - rows) * width) * sizeof(float));
     memset(f->dout + rows * width, 0, (size_t)((all - rows) * width) * sizeof(float));
-    return all_finite(f->q, rows * width) && all_finite(f->dout, rows * width);
+    return !vast && all_finite(f->q, rows * width) && all_finite(f->dout, rows * width);
 }
 
 /* False if some key is not finite. */

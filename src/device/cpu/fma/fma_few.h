@@ -69,9 +69,14 @@ static int64_t few_slots(const ra_problem *problem, char *base, few_state *slots
     return at - base;
 }
 
-static int64_t few_scratch(const ra_problem *problem, int workers) {
+/* Rows with vast scores are left to the scalar kernel, in the same place. */
+static int64_t few_worker_bytes(const ra_problem *problem) {
     few_space space;
-    return few_slots(problem, NULL, NULL) + workers * few_arrays(problem, NULL, &space);
+    return ra_round_up(ra_max(few_arrays(problem, NULL, &space), ra_scalar_forward_scratch(problem, 1)), 64);
+}
+
+static int64_t few_scratch(const ra_problem *problem, int workers) {
+    return few_slots(problem, NULL, NULL) + workers * few_worker_bytes(problem);
 }
 
 /* Rows of up to LANES keys from c on: where they lie, or converted. Rows that are missing are the last again. The next rows are
@@ -232,16 +237,21 @@ static void few_merge(few_state *into, const few_state *from, int64_t i, int64_t
     into->m[i] = m;
 }
 
-/* Merges the parts of a place with the state that came in, and writes the result. */
-static void few_store(const few_run *run, const ra_place *place, const few_state *parts, few_state *state) {
+/* Merges the parts of a place with the state that came in, and writes the result. What `w` holds is lost. */
+static void few_store(const few_run *run, const ra_place *place, const few_state *parts, few_space *w) {
     const ra_forward_step *step = run->step;
     const int64_t width = padded(place->problem->head_dim), rows = ra_place_rows(place);
+    few_state *state = &w->state;
+    uint32_t vast = 0;
     for (int64_t r = 0; r < rows; r++) {
         float *acc = state->acc + r * width;
         load_state(step, place, r, acc, &state->m[r], &state->l[r]);
         for (int64_t part = 0; part < run->parts; part++) few_merge(state, &parts[part], r, width);
-        store_row(step, place, r, acc, state->m[r], state->l[r]);
+        if (ra_vast(state->m[r])) vast |= 1u << r;
+        else store_row(step, place, r, acc, state->m[r], state->l[r]);
     }
+    for (int64_t r = 0; r < rows; r++)
+        if (vast >> r & 1) ra_scalar_forward_tile(step, place, r, r + 1, w);
 }
 
 static few_space *few_worker(const few_run *run, int worker) {
@@ -256,21 +266,20 @@ static void few_part_task(void *arg, int64_t index, int worker) {
     const ra_place place = ra_place_number(run->step->problem, run->item, run->place + index / run->parts);
     few_space *w = few_worker(run, worker);
     few_compute(run, &place, index % run->parts, w, &run->slots[index]);
-    if (run->parts == 1) few_store(run, &place, &run->slots[index], &w->state);
+    if (run->parts == 1) few_store(run, &place, &run->slots[index], w);
 }
 
 static void few_merge_task(void *arg, int64_t index, int worker) {
     const few_run *run = arg;
     const ra_place place = ra_place_number(run->step->problem, run->item, run->place + index);
-    few_store(run, &place, &run->slots[index * run->parts], &few_worker(run, worker)->state);
+    few_store(run, &place, &run->slots[index * run->parts], few_worker(run, worker));
 }
 
 /* Items one after the other: they may continue each other's rows. */
 static ra_status few_forward(const ra_forward_step *step) {
     few_run run = {.step = step, .slots = step->scratch};
-    few_space space;
     run.slots_bytes = few_slots(step->problem, step->scratch, step->scratch);
-    run.worker_bytes = few_arrays(step->problem, NULL, &space);
+    run.worker_bytes = few_worker_bytes(step->problem);
     for (run.item = step->items; run.item < step->items + step->item_count; run.item++) {
         const int64_t keys = ra_max(run.item->k.count, 1), places = ra_places(step->problem, run.item);
         run.part_keys = ra_max(FEW_KEYS, ra_round_up(ra_ceil_div(keys, FEW_PARTS), FEW_BLOCK));

@@ -47,7 +47,8 @@ static void renew_maxima(forward_space *f, int64_t row, int64_t rows, const span
     }
 }
 
-/* s = exp(s * scale - m) in place, with the sums by lanes. False if a sum is too large, or is no number. */
+/* s = exp(s * scale - m) in place, with the sums by lanes. False if a sum is too large, is no number, or is negative, as exp_of
+ * may be far beyond its range. */
 static bool weigh(forward_space *f, int64_t row, int64_t rows, const span_of_keys *k, float scale) {
     vec total = splat(0);
     for (int64_t i = 0; i < rows; i++) {
@@ -71,7 +72,8 @@ static bool weigh(forward_space *f, int64_t row, int64_t rows, const span_of_key
         f->block_sums[i] = sum0 + sum1;
         total += f->block_sums[i];
     }
-    return sum_of(total) < (float)(1LL << TOO_LARGE);
+    const float all = sum_of(total);
+    return all >= 0 && all < (float)(1LL << TOO_LARGE);
 }
 
 /* Weights of pairs that dropout takes become 0, the others grow. The sums stay those of all. */
@@ -153,14 +155,15 @@ static void store_row(const ra_forward_step *step, const ra_place *place, int64_
         ((float *)step->lse.data)[ra_place_at(place, &step->lse, r)] = l == 0 ? -INFINITY : (float)((double)m + log(l));
 }
 
-/* Writes rows [row, row + rows) of the tile that begins at `begin`. False, and nothing written, if they are not finite. */
+/* Writes rows [row, row + rows) of the tile that begins at `begin`. False, and nothing written, if they are not finite, or
+ * have vast scores. */
 static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t row,
                        int64_t rows) {
     const int64_t width = padded(place->problem->head_dim);
     bool finite = all_finite(f->acc + row * width, rows * width);
     for (int64_t i = row; i < row + rows; i++) {
         f->l[i] += (double)sum_of(f->sums[i]);
-        finite &= isfinite(f->l[i]) && f->m[i] < INFINITY;
+        finite &= isfinite(f->l[i]) && f->m[i] < INFINITY && !ra_vast(f->m[i]);
     }
     for (int64_t i = row; finite && i < row + rows; i++)
         store_row(step, place, begin + i, f->acc + i * width, f->m[i], f->l[i]);

@@ -201,7 +201,8 @@ static void NAME(backward_row)(const ra_backward_step *step, NAME(backward_space
     NAME(load)(s->dout, step->dout.data, problem->dtype, ra_place_at(place, &step->dout, r), dim);
     NAME(dots)(s->p, s->q, s->key_columns, dim, begin, end);
     NAME(dots)(s->ds, s->dout, s->value_columns, dim, begin, end);
-    for (int64_t j = begin; j < end; j++) s->p[j] = NAME(exp)(s->p[j] * scale - lse);
+    for (int64_t j = begin; j < end; j++) s->p[j] *= scale; /* rounded, as in forward: ra_vast */
+    for (int64_t j = begin; j < end; j++) s->p[j] = NAME(exp)(s->p[j] > lse ? 0 : s->p[j] - lse); /* no weight is above 1 */
     if (problem->dropout > 0) {
         NAME(dropout)(s->factors, place, r, first, begin, end);
         for (int64_t j = begin; j < end; j++) {
