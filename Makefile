@@ -6,7 +6,7 @@ WERROR := $(if $(filter true 1,$(CI)),-DRA_WERROR=ON)
 CONFIGURE = cmake -S . -B $(BUILD) -G Ninja $(WERROR) $(CMAKE_ARGS)
 CTEST = ctest --test-dir $(BUILD) --output-on-failure --no-tests=error -j $(shell nproc)
 
-.PHONY: build demo test test-long cuda test-gpu bench fuzz install format check clean help
+.PHONY: build demo test test-long cuda test-gpu bench fuzz soak install format check clean help
 .DEFAULT_GOAL := build
 
 build: ## build the library and build/ringattn (default)
@@ -43,6 +43,10 @@ bench: build ## speed on this machine, and beside PyTorch where it is installed
 fuzz: ## parsers, messages and plans under libFuzzer (FUZZ_SECONDS each)
 	@tools/setup.sh fuzz
 	@tools/fuzz.sh
+
+soak: ## random faults under AddressSanitizer for SOAK_SECONDS (1800); no part of the tests
+	@$(MAKE) -s BUILD=build-soak CMAKE_ARGS=-DRA_SANITIZE=address,undefined build-tests
+	@tools/soak.sh build-soak
 
 install: build ## install to PREFIX (default /usr/local), below DESTDIR if set
 	@cmake --install $(BUILD) --prefix $(PREFIX)
