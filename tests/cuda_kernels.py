@@ -17,6 +17,7 @@ OBJECTS = os.path.join(BUILD, "src", "device", "cuda", "CMakeFiles")
 # Each family's kernels, by head dimension, element type and variant.
 EXPECTED = {
     ("forward_sm90", "sm_90a"): 5 * 2 * 2 + 2 * 2 + 3 * 2,  # with and without dropout; other shapes; few items
+    ("backward_sm90", "sm_90a"): 2 * 2,
     ("forward_sm80", "sm_80"): 4 * 2 * 2,
     ("forward_sm80", "sm_90"): 4 * 2 * 2,
     ("forward_f32", "sm_80"): 3,
@@ -42,6 +43,10 @@ EXPECTED = {
     ("finish_rows", "sm_80"): 3,
     ("finish_rows", "sm_90"): 3,
 }
+
+# Bytes that a kernel may spill and reload. Hopper's backward kernel has sums of 128 to 192 registers a thread, and the assembler keeps
+# some of what is left in memory.
+SPILLS = {"backward_sm90": (80, 144)}
 
 
 def reports():
@@ -75,7 +80,9 @@ class Kernels(unittest.TestCase):
                 r"Function properties for (\w+)\n.*?(\d+) bytes spill stores, (\d+) bytes spill loads", text
             ):
                 with self.subTest(source=source, function=function):
-                    self.assertEqual((stores, loads), ("0", "0"))
+                    most = next((bytes for name, bytes in SPILLS.items() if name in function), (0, 0))
+                    self.assertLessEqual(int(stores), most[0])
+                    self.assertLessEqual(int(loads), most[1])
             self.assertTrue(re.search(r"spill stores", text) or "Compiling" not in text, source)
 
     def test_the_assembler_warns_of_nothing(self):

@@ -1,4 +1,5 @@
 /* A forward step on the host's side: which kernel, and which launches. */
+#include "backward/variants.cuh"
 #include "launch.cuh"
 #include "tensor_map.cuh"
 
@@ -8,33 +9,7 @@
 
 namespace ra {
 
-static EncodeTiled find_encoder() {
-    static const EncodeTiled encoder = [] {
-        void *entry = nullptr;
-        cudaDriverEntryPointQueryResult found;
-        if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, 12000, cudaEnableDefault, &found) != cudaSuccess)
-            entry = nullptr;
-        return reinterpret_cast<EncodeTiled>(entry);
-    }();
-    return encoder;
-}
-
 /* ---------------------------------------------------------------------------------------------------------- tensor maps */
-
-/* Where the rows of q or out, and of k or v, lie for the batch entries from `batch` on. */
-static MapRows query_rows(const ra_tensor &q, const JobItem &i, int64_t batch) {
-    const int64_t group = i.extent[INDEX_GROUP];
-    char *data = static_cast<char *>(q.data) + 2 * (batch * q.batch + i.q.row * q.row + i.head_start * group * q.head);
-    return {data,
-            i.q.count,
-            i.q.row_step * q.row,
-            {q.head, i.head_step * group * q.head, i.q.row_loop[1] * q.row, i.q.row_loop[0] * q.row, q.batch}};
-}
-
-static MapRows key_rows(const ra_tensor &t, const JobItem &i, int64_t batch) {
-    char *data = static_cast<char *>(t.data) + 2 * (batch * t.batch + i.k.row * t.row);
-    return {data, i.k.count, i.k.row_step * t.row, {0, t.head, i.k.row_loop[1] * t.row, i.k.row_loop[0] * t.row, t.batch}};
-}
 
 /* The maps of an item; false: TMA cannot walk its rows. */
 static bool map_item(const ra_forward_step *step, const Variant *variant, const JobItem &item, int64_t batch, TmaJob *tma,
@@ -287,8 +262,11 @@ extern "C" ra_status ra_cuda_backend_forward(const ra_forward_step *step, const 
 }
 
 extern "C" int64_t ra_cuda_backend_scratch(const ra_problem *problem, bool backward) {
-    (void)problem;
-    return backward ? 0 : ra::COUNTERS * (int64_t)sizeof(uint32_t);
+    if (!backward) return ra::COUNTERS * (int64_t)sizeof(uint32_t);
+    ra::Device device;
+    ra_cuda_error error;
+    if (ra::find_device(&device, &error) != RA_OK || ra::beyond_sm90_backward(problem, device)) return 0;
+    return ra::scratch_sm90_backward(problem);
 }
 
 extern "C" const char *ra_cuda_backend_unsupported(const ra_problem *p, const char *wanted, bool backward) {
@@ -297,10 +275,10 @@ extern "C" const char *ra_cuda_backend_unsupported(const ra_problem *p, const ch
     if (p->head_dim < 1 || p->head_dim > 256) return "head_dim is not in 1..256";
     if (p->rows_q >= ra::JOB_ROWS || p->batch * p->heads > INT32_MAX) return "a rank holds 2^30 rows or more";
     if (ra::wants(wanted, RA_CUDA_SM90A)) {
-        if (backward) return ra::beyond_sm90_backward(p);
         ra::Device device;
         ra_cuda_error error;
-        return ra::find_device(&device, &error) == RA_OK ? ra::beyond_sm90(p, device) : "there is no usable GPU";
+        if (ra::find_device(&device, &error) != RA_OK) return "there is no usable GPU";
+        return backward ? ra::beyond_sm90_backward(p, device) : ra::beyond_sm90(p, device);
     }
     return nullptr;
 }

@@ -92,9 +92,6 @@ extern const Variant sm80_d64[2], sm80_d128[2], sm80_d192[2], sm80_d256[2];
 /* float32. */
 extern const Variant f32_d64, f32_d128, f32_d256;
 
-/* NULL, or why Hopper's backward kernel does not compute the problem. */
-const char *beyond_sm90_backward(const ra_problem *p);
-
 /* out = 0 and lse = -inf in all rows. */
 ra_status launch_fill(const ra_forward_step *step, ra_cuda_error *error);
 

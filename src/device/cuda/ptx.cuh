@@ -106,10 +106,16 @@ __device__ __forceinline__ void tma_store(bool mine, const CUtensorMap *map, con
                  : "memory");
 }
 
-/* Bytes (a multiple of 16) from shared to global memory; the thread's stores so far, as one group; waits for all of them, or
- * until they have read what they store. */
+/* Bytes (a multiple of 16) from shared to global memory, or added to what is there; the thread's stores so far, as one group;
+ * waits for all of them, or until they have read what they store. */
 __device__ __forceinline__ void bulk_store(void *global, const void *shared, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
+                 "r"(shared_address(shared)), "r"(bytes)
+                 : "memory");
+}
+__device__ __forceinline__ void bulk_add(float *global, const void *shared, uint32_t bytes) {
+    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                     __cvta_generic_to_global(global)),
                  "r"(shared_address(shared)), "r"(bytes)
                  : "memory");
 }

@@ -23,6 +23,13 @@ struct MapRows {
     int64_t stride[INDEXES];
 };
 
+/* NULL: the driver has none. */
+EncodeTiled find_encoder();
+
+/* Where the rows of q or out, and of k or v, lie for the batch entries from `batch` on. */
+MapRows query_rows(const ra_tensor &q, const JobItem &i, int64_t batch);
+MapRows key_rows(const ra_tensor &t, const JobItem &i, int64_t batch);
+
 /* Can TMA walk these rows? If so *place says how an instance's numbers become coordinates, and dims[3], strides[3] what they
  * are. */
 inline bool map_places(const MapRows &rows, const uint32_t (&extent)[INDEXES], TmaPlace *place, int64_t (&dims)[3],

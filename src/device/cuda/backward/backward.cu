@@ -10,12 +10,8 @@ struct BackwardWay {
     const char *name;
     const Variant *keys, *queries;
     bool vectors;
+    const uint32_t *only_if; /* of BackwardJob */
 };
-
-const char *beyond_sm90_backward(const ra_problem *p) {
-    (void)p;
-    return "it has no backward pass";
-}
 
 static bool rows_are_vectors(const ra_backward_step *step) {
     if (step->problem->head_dim % 8 || !aligned(step->q, 2, 16) || !aligned(step->dout, 2, 16)) return false;
@@ -32,9 +28,9 @@ static BackwardWay general_way(const ra_backward_step *step) {
     const int64_t dim = step->problem->head_dim;
     if (step->problem->dtype == RA_F32)
         return {RA_CUDA_F32, by_dim(dim, backward_keys_f32_d64, backward_keys_f32_d128, backward_keys_f32_d256),
-                by_dim(dim, backward_queries_f32_d64, backward_queries_f32_d128, backward_queries_f32_d256), false};
+                by_dim(dim, backward_queries_f32_d64, backward_queries_f32_d128, backward_queries_f32_d256), false, nullptr};
     return {RA_CUDA_SM80, by_dim(dim, backward_keys_d64, backward_keys_d128, backward_keys_d256),
-            by_dim(dim, backward_queries_d64, backward_queries_d128, backward_queries_d256), rows_are_vectors(step)};
+            by_dim(dim, backward_queries_d64, backward_queries_d128, backward_queries_d256), rows_are_vectors(step), nullptr};
 }
 
 /* ------------------------------------------------------------------------------------------------------------- launches */
@@ -53,6 +49,7 @@ static void start(const ra_backward_step *step, const BackwardWay &way, bool key
     backward->dq = step->single ? step->dq : step->dq_acc;
     backward->group = (int32_t)(p->heads / p->kv_heads);
     backward->vectors = way.vectors;
+    backward->only_if = way.only_if;
 }
 
 static ra_status launch(const ra_backward_step *step, const Variant *variant, const Device &device, BackwardJob *backward,
@@ -100,11 +97,9 @@ static ra_status run_gradient(const ra_backward_step *step, const BackwardWay &w
     return launch(step, variant, device, &backward, error);
 }
 
-static ra_status run_general(const ra_backward_step *step, const Device &device, const char **path, ra_cuda_error *error) {
+static ra_status run_general(const ra_backward_step *step, const BackwardWay &way, const Device &device, ra_cuda_error *error) {
     const ra_problem *p = step->problem;
-    const BackwardWay way = general_way(step);
     const int64_t batch = p->key_begin || p->key_end ? ra_min(JOB_BATCH, p->batch) : p->batch;
-    if (path) *path = way.name;
     ra_status status = RA_OK;
     for (int gradient = 0; gradient < 2; gradient++)
         for (int64_t b = 0; b < p->batch && status == RA_OK; b += batch)
@@ -127,10 +122,19 @@ extern "C" ra_status ra_cuda_backend_backward(const ra_backward_step *step, cons
     ra::Device device;
     const ra_status status = ra::find_device(&device, error);
     if (status != RA_OK) return status;
-    const char *beyond = ra::beyond_sm90_backward(p);
-    if (ra::wants(wanted, RA_CUDA_SM90A)) {
+    ra::BackwardWay way = ra::general_way(step);
+    const char *name = way.name, *beyond = ra::beyond_sm90_backward(p, device);
+    if (!beyond && !ra::wants(wanted, RA_CUDA_SM80)) {
+        ra_status launched;
+        if (ra::launch_sm90_backward(step, device, &way.only_if, &launched, error)) {
+            if (launched != RA_OK) return launched;
+            name = RA_CUDA_SM90A;
+        } else beyond = "the step is one for the general kernels (mixed branches, odd strides, or many short segments)";
+    }
+    if (ra::wants(wanted, RA_CUDA_SM90A) && beyond) {
         snprintf(error->text, sizeof error->text, "kernel 'sm90a' cannot be used: %s", beyond);
         return RA_NOT_AVAILABLE;
     }
-    return ra::run_general(step, device, path, error);
+    if (path) *path = name;
+    return ra::run_general(step, way, device, error);
 }

@@ -17,6 +17,7 @@ struct BackwardJob {
     ra_tensor dout, delta, dq;
     int32_t group; /* query heads of a KV head */
     bool vectors;  /* all rows of q, k, v and dout start at multiples of 16 bytes */
+    const uint32_t *only_if; /* not NULL: nothing is done where it is 0 */
     KeyGradients gradients[JOB_ITEMS];
     Job job; /* if its tiles are keys: JobItem.blocks counts blocks of keys, and an instance is that of all heads of a group */
 };
@@ -28,6 +29,8 @@ struct KeyWork : Work {
 };
 
 #ifdef __CUDACC__
+
+__device__ __forceinline__ bool is_wanted(const BackwardJob &backward) { return !backward.only_if || *backward.only_if; }
 
 /* The first query row of which the interval's end (or, if not `end`, its begin) is beyond key c. Neither ever falls from row to
  * row, so that halving finds it. */

@@ -1,0 +1,581 @@
+/* The backward kernel for Hopper.
+ *
+ * A persistent block takes tiles of 128 keys and walks the blocks of query rows that meet them (sm90_job.cuh). Two warpgroups hold 64
+ * keys each; dK and dV stay in registers until the tile is done. Scores are computed transposed, keys down and queries across,
+ * so that the weights P and their gradients dS are left where the next products want them as operands in registers. For query
+ * block i a warpgroup runs:
+ *
+ *     S = K Q(i)^T,  dP = V dO(i)^T        wgmma from shared memory
+ *     P = exp(S - lse)                     while dP runs
+ *     dS = P (dP - delta)                  to registers and to shared memory, for both warpgroups
+ *     dQ(i-1) = dS(i-1)^T K                wgmma from shared memory; each warpgroup has half of it
+ *     dV += P dO(i),  dK += dS Q(i)        wgmma with P and dS in registers
+ *     dQ(i-1) to memory                    while dV and dK run
+ *
+ * dQ comes one block late, so that the warpgroups need not meet in every block. It is summed in global memory, by
+ * reductions from registers, in a fixed order: a tile adds to a block of query rows when its turn has come. The first stores
+ * instead, the last converts the sum and writes the result. A turn is passed on one block later, when the reductions are done
+ * and waiting for them costs nothing.
+ *
+ * Of the producer's warps the first takes tiles and loads by TMA, the second fetches lse and delta, the others add dQ.
+ *
+ *     shared memory: | k | v | q: STAGES | dout: STAGES | dS: 2 | barriers, rows, works |    in panels of 64 columns
+ */
+#ifndef RA_DEVICE_CUDA_BACKWARD_SM90_CUH
+#define RA_DEVICE_CUDA_BACKWARD_SM90_CUH
+
+#include "backward/sm90_job.cuh"
+
+namespace ra {
+
+template <int D_, int QUERIES_, int STAGES_> struct BackShape {
+    static constexpr int D = D_, QUERIES = QUERIES_, STAGES = STAGES_;
+    static constexpr int PANELS = D / 64, THREADS = 384;
+    static constexpr int Q_BYTES = PANELS * QUERIES * 128, KV_BYTES = PANELS * BACK_KEYS * 128;
+    static constexpr int DS_PANEL = BACK_KEYS * 128, DS_BYTES = QUERIES / 64 * DS_PANEL;
+    static constexpr int DQ_BYTES = 64 * 64 * 4; /* a warpgroup's part of dQ, f32 */
+    static constexpr int SHARED = 2 * KV_BYTES + 2 * STAGES * Q_BYTES + 2 * DS_BYTES + 2 * DQ_BYTES;
+    static constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224;
+    /* A warpgroup's part of dQ is 64 x 64: half of the columns, or half of the rows. */
+    static constexpr bool BY_COLUMNS = QUERIES == 64;
+    static_assert(QUERIES * PANELS == 128, "dQ of a block is two parts of 64 x 64");
+};
+
+/* A block of query rows, as those who add to it need it. */
+struct BackRows {
+    int32_t first, rows; /* its first row, and how many there are from there on */
+    int32_t order;       /* this tile's place among those that add */
+    bool last;           /* nobody adds later */
+    uint32_t *turn;      /* how many have added, for each warpgroup's part */
+    int64_t dq, dq_step; /* elements to its first row of the result, and from row to row */
+};
+
+enum { BACK_ROWS = 8 }; /* blocks of query rows that are remembered: more than loads run ahead of sums */
+
+template <class S> struct BackBarriers {
+    uint64_t q_full[S::STAGES], q_empty[S::STAGES], dout_full[S::STAGES], dout_empty[S::STAGES], rows_full[S::STAGES];
+    uint64_t k_full, k_empty, v_full, v_empty;
+    uint64_t ds_full[2], ds_empty[2];
+    uint64_t dq_full[2], dq_empty[2]; /* of each warpgroup */
+    uint64_t work_full[2], work_empty[2];
+    float4 stats[S::STAGES][S::QUERIES / 2]; /* of two rows: -lse in units of log2, twice, and delta, twice */
+    int2 ranges[BACK_WARPS][16]; /* query rows [x, y) that attend to each of a warp's keys, */
+    int2 all[BACK_WARPS];        /* and those that attend to all of them */
+    BackRows rows[BACK_ROWS];
+    BackTile work[2];
+};
+
+template <class S> constexpr int back_shared_bytes() {
+    static_assert(S::SHARED + sizeof(BackBarriers<S>) <= 227 << 10, "more shared memory than a block may have");
+    return S::SHARED + (int)sizeof(BackBarriers<S>);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- turns */
+
+__device__ __forceinline__ uint32_t load_relaxed(const uint32_t *from) {
+    uint32_t x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(__cvta_generic_to_global(from)) : "memory");
+    return x;
+}
+__device__ __forceinline__ void store_release(uint32_t *to, uint32_t x) {
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(x) : "memory");
+}
+/* Until `order` tiles have added. */
+__device__ __forceinline__ void await_turn(const uint32_t *turn, uint32_t order) {
+#ifdef RA_WATCHDOG
+    for (int spins = 0; load_acquire(turn) < order; spins++)
+        if (spins > 1 << 22) __trap();
+#else
+    while (load_acquire(turn) < order) {}
+#endif
+}
+
+/* ----------------------------------------------------------------------------------------------------- the producer's warps */
+
+/* Takes the next tile and says what it is. By a whole warp. False: there are no more. */
+template <class S> __device__ __forceinline__ bool deal_back_tile(const BackTmaJob &back, BackTile &work) {
+    const int lane = threadIdx.x & 31;
+#pragma unroll 1
+    for (;;) {
+        uint32_t tile = 0;
+        if (lane == 0) {
+            tile = atomicAdd(back.job.counter, 1u);
+            if (tile < back.job.tiles) find_back_tile(back, tile, S::QUERIES, &work);
+            else work.base.item = -1;
+        }
+        __syncwarp();
+        if (work.base.item < 0) return false;
+        if (work.count > 0) break; /* else nobody attends to these keys */
+        __syncwarp();
+    }
+    if (lane < 3 * BACK_TENSORS) { /* coordinate lane % 3 of tensor lane / 3 */
+        int at = 0;
+#pragma unroll 1
+        for (int i = INDEX_HEAD; i < INDEXES; i++)
+            at += back.items[work.base.item].places[lane / 3].at[lane % 3][i] * work.base.at[i];
+        work.place[lane / 3][lane % 3] = at;
+    }
+    __syncwarp();
+    return true;
+}
+
+/* Calls each(query head of the group, block of query rows) for all that a tile meets, in order. */
+template <class Each> __device__ __forceinline__ void each_query_block(const BackTile &work, Each each) {
+#pragma unroll 1
+    for (int u = 0; u < work.group; u++)
+#pragma unroll 1
+        for (int t = work.first; t < work.first + work.count; t++) each(u, t);
+}
+
+/* Takes tiles and loads what they need. A tile is taken when the loads of the one before are under way and it is soon begun:
+ * others may wait for it. By a whole warp, of which one thread loads. */
+template <class S>
+__device__ __forceinline__ void load_back_tiles(const BackTmaJob &back, unsigned char *k, unsigned char *v, unsigned char *q,
+                                                unsigned char *dout, BackBarriers<S> &bars) {
+    uint32_t turn = 0; /* blocks of query rows */
+    auto load = [&](const BackTile &work, uint32_t works) {
+        const BackTmaItem &item = back.items[work.base.item];
+        auto load_keys = [&](unsigned char *to, uint64_t *full, uint64_t *empty, int tensor) {
+            mbarrier_wait(empty, (works & 1) ^ 1);
+            mbarrier_expect(full, S::KV_BYTES);
+            const int32_t *place = work.place[tensor];
+#pragma unroll
+            for (int p = 0; p < S::PANELS; p++)
+                tma_load(to + p * (BACK_KEYS * 128), &item.maps[tensor], full, p * 64, work.key, place[0], place[1],
+                         place[2]);
+        };
+        auto load_queries = [&](unsigned char *to, uint64_t *full, uint64_t *empty, int tensor, int u, int t) {
+            const int stage = slot_of<S::STAGES>(turn);
+            mbarrier_wait(&empty[stage], parity_of<S::STAGES>(turn) ^ 1);
+            mbarrier_expect(&full[stage], S::Q_BYTES);
+            const int32_t *place = work.place[tensor];
+            const TmaPlace &move = item.places[tensor];
+#pragma unroll
+            for (int p = 0; p < S::PANELS; p++)
+                tma_load(to + stage * S::Q_BYTES + p * (S::QUERIES * 128), &item.maps[tensor], &full[stage], p * 64,
+                         t * S::QUERIES, place[0] + u * move.at[0][INDEX_GROUP], place[1] + u * move.at[1][INDEX_GROUP],
+                         place[2] + u * move.at[2][INDEX_GROUP]);
+        };
+        bool begun = false;
+        each_query_block(work, [&](int u, int t) {
+            load_queries(q, bars.q_full, bars.q_empty, BACK_Q, u, t);
+            if (!begun) load_keys(k, &bars.k_full, &bars.k_empty, BACK_K);
+            load_queries(dout, bars.dout_full, bars.dout_empty, BACK_DOUT, u, t);
+            if (!begun) load_keys(v, &bars.v_full, &bars.v_empty, BACK_V);
+            begun = true;
+            turn++;
+        });
+        mbarrier_arrive(&bars.work_empty[works & 1]);
+    };
+#pragma unroll 1
+    for (uint32_t works = 0;; works++) {
+        BackTile &work = bars.work[works & 1];
+        mbarrier_wait(&bars.work_empty[works & 1], (works / 2 & 1) ^ 1);
+        const bool any = deal_back_tile<S>(back, work);
+        if ((threadIdx.x & 31) < LANES) mbarrier_arrive(&bars.work_full[works & 1]);
+        if (!any) return;
+        if ((threadIdx.x & 31) == 0) load(work, works);
+        __syncwarp(); /* the others wait here, where they keep nobody from loading */
+    }
+}
+
+/* lse and delta of each block of query rows, and whose turn it is there. By a whole warp. */
+template <class S> __device__ __forceinline__ void fetch_back_rows(const BackTmaJob &back, BackBarriers<S> &bars) {
+    const Job &job = back.job;
+    const int lane = threadIdx.x & 31;
+    uint32_t turn = 0;
+#pragma unroll 1
+    for (uint32_t works = 0;; works++) {
+        const BackTile &tile = bars.work[works & 1];
+        const Work &work = tile.base;
+        mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
+        if (work.item < 0) return;
+        const JobItem &item = job.items[work.item];
+        /* The number of the first block of query rows of the instance: instances count heads fastest. */
+        const uint32_t heads = item.extent[INDEX_HEAD];
+        const uint32_t instance =
+            ((work.at[INDEX_BATCH] * item.extent[INDEX_LOOP0] + work.at[INDEX_LOOP0]) * item.extent[INDEX_LOOP1] +
+             work.at[INDEX_LOOP1]) * heads + work.at[INDEX_HEAD];
+        each_query_block(tile, [&](int u, int t) {
+            const int stage = slot_of<S::STAGES>(turn);
+            mbarrier_wait(&bars.q_empty[stage], parity_of<S::STAGES>(turn) ^ 1);
+            const int first = t * S::QUERIES;
+#pragma unroll
+            for (int i = 0; i < S::QUERIES / 64; i++) { /* rows 2 l and 2 l + 1 of each 64 */
+                const int a = first + i * 64 + lane * 2;
+                float lse[2], delta[2];
+#pragma unroll
+                for (int j = 0; j < 2; j++) {
+                    const bool valid = a + j < work.rows;
+                    const int64_t row = work.q_row + (valid ? a + j : 0) * item.q.row_step;
+                    const float x = *row_pointer<const float>(job.lse, work.batch, row, work.head + u);
+                    const float y = *row_pointer<const float>(back.delta, work.batch, row, work.head + u);
+                    /* Rows without keys have no weights. */
+                    lse[j] = valid && x != -INFINITY ? x * -1.4426950408889634f : -INFINITY;
+                    delta[j] = valid && x != -INFINITY ? y : 0.f;
+                }
+                bars.stats[stage][i * 32 + lane] = make_float4(lse[0], lse[1], delta[0], delta[1]);
+            }
+            if (lane == 0) {
+                BackRows &rows = bars.rows[turn % BACK_ROWS];
+                const BackTmaItem &own = back.items[work.item];
+                const int64_t row = work.q_row + first * item.q.row_step;
+                rows.first = first;
+                rows.rows = work.rows - first;
+                rows.turn = back.turns + (own.first_turn + (instance * tile.group + u) * own.q_blocks + t) * 2;
+                rows.dq = work.batch * back.dq.batch + row * back.dq.row + (work.head + u) * back.dq.head;
+                rows.dq_step = item.q.row_step * back.dq.row;
+                int lo, hi;
+                block_interval(job, work, t, S::QUERIES, &lo, &hi);
+                const int lowest = lo / BACK_KEYS, highest = (hi - 1) / BACK_KEYS, own_block = tile.key / BACK_KEYS;
+                rows.order = job.last_first ? highest - own_block : own_block - lowest;
+                rows.last = rows.order == highest - lowest;
+            }
+            __syncwarp();
+            if (lane < LANES) mbarrier_arrive(&bars.rows_full[stage]);
+            turn++;
+        });
+        __syncwarp();
+        if (lane < LANES) mbarrier_arrive(&bars.work_empty[works & 1]);
+    }
+}
+
+/* A warpgroup's part of dQ from shared memory to its sums, when it is this tile's turn. By one thread. */
+template <class S>
+__device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, const unsigned char *dq, BackBarriers<S> &bars) {
+    uint32_t turn = 0; /* blocks of query rows */
+#pragma unroll 1
+    for (uint32_t works = 0;; works++) {
+        const BackTile &work = bars.work[works & 1];
+        mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
+        if (work.base.item < 0) return;
+        const int count = work.count * work.group;
+        mbarrier_arrive(&bars.work_empty[works & 1]);
+#pragma unroll 1
+        for (int i = 0; i < count; i++, turn++) {
+            const BackRows &rows = bars.rows[turn % BACK_ROWS];
+            mbarrier_wait(&bars.dq_full[wg], turn & 1);
+            const int order = rows.order;
+            if (rows.last) { /* those who computed it make the result */
+                mbarrier_arrive(&bars.dq_empty[wg]);
+                continue;
+            }
+            uint32_t *told = rows.turn + wg;
+            float *sums = back.sums + (told - back.turns) * (S::DQ_BYTES / 4);
+            if (order > 0) {
+                await_turn(told, (uint32_t)order);
+                bulk_add(sums, dq, S::DQ_BYTES);
+            } else {
+                bulk_store(sums, dq, S::DQ_BYTES);
+            }
+            bulk_commit();
+            bulk_wait_read();
+            mbarrier_arrive(&bars.dq_empty[wg]);
+            bulk_wait(); /* until the sums are there */
+            store_release(told, (uint32_t)order + 1);
+        }
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ sums */
+
+__device__ __forceinline__ void store_shared(uint32_t to, const float *x) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+}
+__device__ __forceinline__ void add_stored(const float *from, float *x) {
+    float a, b, c, d;
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
+                 : "l"(__cvta_generic_to_global(from))
+                 : "memory");
+    x[0] = a + x[0], x[1] = b + x[1], x[2] = c + x[2], x[3] = d + x[3];
+}
+
+/* A warp's 16 rows of a product's accumulators, times scale, as 16-bit rows of vectors: this thread's rows go to `to` and 8
+ * `step` further, if they are valid. `columns` of them exist. */
+template <typename T, int N>
+__device__ __forceinline__ void write_scaled(T *to, int64_t step, const float *o, float scale, bool valid, bool valid8,
+                                             int columns) {
+    const int lane = threadIdx.x & 31, quad = lane & 3;
+#pragma unroll
+    for (int r = 0; r < 2; r++, to += 8 * step) {
+#pragma unroll
+        for (int g = 0; g < N / 8; g += 4) {
+            uint32_t pair[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) pair[i] = pack<T>(o[(g + i) * 4 + 2 * r] * scale, o[(g + i) * 4 + 2 * r + 1] * scale);
+            transpose_quad(pair, lane);
+            if ((r ? valid8 : valid) && (g + quad) * 8 < columns)
+                reinterpret_cast<uint4 *>(to)[g + quad] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+        }
+    }
+}
+
+/* Whether all of them are finite, for the whole warp. */
+template <int R> __device__ __forceinline__ bool all_finite(const float (&o)[R]) {
+    float doubt[4] = {0.f, 0.f, 0.f, 0.f}; /* NaN iff one is not */
+#pragma unroll
+    for (int i = 0; i < R; i++) doubt[i & 3] = fmaf(o[i], 0.f, doubt[i & 3]);
+    return !__any_sync(~0u, doubt[0] + doubt[1] + doubt[2] + doubt[3] != 0.f);
+}
+
+/* ------------------------------------------------------------------------------------------------------------- consumers */
+
+template <bool B> struct Constant { static constexpr bool value = B; };
+
+template <typename T, class S>
+__device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigned char *k, unsigned char *v, unsigned char *q,
+                                                 unsigned char *dout, unsigned char *ds_memory, unsigned char *dq_memory,
+                                                 BackBarriers<S> &bars) {
+    constexpr int D = S::D, QUERIES = S::QUERIES, STAGES = S::STAGES;
+    const Job &job = back.job;
+    const auto wg = [] { return (int)(threadIdx.x / 128) - 1; };
+    const auto warp = [] { return (int)(threadIdx.x / 32 & 3); };
+    const auto lane = [] { return (int)(threadIdx.x & 31); };
+    const auto own = [] { return (int)(threadIdx.x / 32) - 4; }; /* this warp's number */
+    /* Descriptors and addresses of what lies in shared memory, found anew where they are needed: there are no registers to keep
+     * them in. */
+    const auto at = [&](const unsigned char *memory, int wg_bytes = 0, int panel_bytes = 0) {
+        return wgmma_descriptor(memory, (uint32_t)panel_bytes) + (uint32_t)(wg() * wg_bytes >> 4);
+    };
+    const auto ds_store = [&] {
+        const uint32_t thread = afresh(threadIdx.x);
+        return shared_address(ds_memory) + (thread / 128 - 1) * (64 * 128) + (thread / 32 % 4 * 16 + thread % 16) * 128 +
+               (thread / 16 % 2 ^ thread % 8) * 16;
+    };
+    const auto dq_store = [&] { return shared_address(dq_memory) + (afresh(threadIdx.x) - 128) * 16; };
+    const float scale_log2 = job.scale_log2;
+    uint32_t turn = 0; /* blocks of query rows */
+    float dk[D / 2], dv[D / 2];
+
+    auto release = [&](uint64_t *bar) {
+        if (LANES == 32 || elected()) mbarrier_arrive(bar);
+    };
+    /* Pairs that are not attended to get weight zero; the first query row of the block is `first`. (Where dP is not finite dS
+     * becomes a NaN of it, which is found in the results.) */
+    auto mask_rows = [&](float (&x)[QUERIES / 2], int first) {
+        const int2 *range = &bars.ranges[own()][lane() / 4];
+        const int column = first + (lane() & 3) * 2;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int lo = range[8 * r].x - column, hi = range[8 * r].y - column;
+#pragma unroll
+            for (int e = 0; e < QUERIES / 4; e++)
+                if (e / 2 * 8 + (e & 1) < lo || e / 2 * 8 + (e & 1) >= hi) x[e / 2 * 4 + 2 * r + (e & 1)] = 0.f;
+        }
+    };
+    /* dQ of block number n: 64 x 64, summed over the tile's keys. */
+    auto multiply_ds = [&](uint32_t n, float (&dq)[32]) {
+        const uint32_t ds = at(ds_memory, S::BY_COLUMNS ? 0 : S::DS_PANEL) + (n & 1) * (S::DS_BYTES >> 4);
+        const uint32_t keys = at(k, S::BY_COLUMNS ? BACK_KEYS * 128 : 0);
+        mbarrier_wait(&bars.ds_full[n & 1], n / 2 & 1);
+        wgmma_fence();
+#pragma unroll
+        for (int i = 0; i < BACK_KEYS / 16; i++) Wgmma<T, 64>::tt(dq, ds + (i * 2048 >> 4), keys + (i * 2048 >> 4), i > 0);
+        wgmma_commit();
+    };
+    /* Hands dQ of block number n to those who add it, or, where nobody adds later, makes the result of it. */
+    auto add_queries = [&](uint32_t n, float (&dq)[32]) {
+        const BackRows &rows = bars.rows[n % BACK_ROWS];
+        const bool last = uniform(rows.last);
+        mbarrier_wait(&bars.dq_empty[wg()], (n & 1) ^ 1);
+        if (!last) {
+            const uint32_t to = dq_store();
+#pragma unroll
+            for (int j = 0; j < 8; j++) store_shared(to + j * 2048, &dq[4 * j]);
+            fence_async_shared();
+        }
+        __syncwarp();
+        release(&bars.dq_full[wg()]);
+        if (!last) return;
+        const int row = (S::BY_COLUMNS ? 0 : wg() * 64) + warp() * 16 + lane() / 4, column = S::BY_COLUMNS ? wg() * 64 : 0;
+        const bool valid = row < rows.rows, valid8 = row + 8 < rows.rows;
+        if (uniform(rows.order) > 0) {
+            await_turn(rows.turn + wg(), (uint32_t)rows.order);
+            const float *sums = back.sums + (rows.turn + wg() - back.turns) * (S::DQ_BYTES / 4) + (threadIdx.x & 127) * 4;
+#pragma unroll
+            for (int j = 0; j < 8; j++) add_stored(sums + j * 512, &dq[4 * j]);
+        }
+        if (!all_finite(dq) && lane() == 0) *back.doubt = 1;
+        T *to = static_cast<T *>(back.dq.data) + rows.dq + row * rows.dq_step + column;
+        write_scaled<T, 64>(to, rows.dq_step, dq, job.scale, valid, valid8, 64);
+    };
+
+#pragma unroll 1
+    for (uint32_t works = 0;; works++) {
+        const BackTile &work = bars.work[works & 1];
+        mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
+        if (uniform(work.base.item) < 0) break;
+        {
+            int lo, hi;
+            key_interval(job, work.base, work.key + wg() * 64 + warp() * 16 + (lane() & 15), &lo, &hi);
+            const int all_lo = __reduce_max_sync(~0u, lo), all_hi = __reduce_min_sync(~0u, hi);
+            if (lane() < 16) bars.ranges[own()][lane()] = make_int2(lo, hi);
+            if (lane() == 16) bars.all[own()] = make_int2(all_lo, all_hi);
+            __syncwarp();
+        }
+        const int count = uniform(work.count * work.group);
+        mbarrier_wait(&bars.k_full, works & 1);
+        mbarrier_wait(&bars.v_full, works & 1);
+
+        /* One block of query rows; the first of a tile has no dQ to add yet. */
+        auto step = [&](auto first_of_tile, bool last_of_tile) {
+            constexpr bool FIRST = decltype(first_of_tile)::value;
+            const int stage = slot_of<STAGES>(turn);
+            const uint32_t parity = parity_of<STAGES>(turn), offset = (uint32_t)stage * (S::Q_BYTES >> 4);
+            float s[QUERIES / 2], dp[QUERIES / 2];
+            mbarrier_wait(&bars.q_full[stage], parity);
+            const uint32_t keys = at(k, 64 * 128), values = at(v, 64 * 128);
+            wgmma_fence();
+#pragma unroll
+            for (int j = 0; j < D / 16; j++)
+                Wgmma<T, QUERIES>::ss(s, keys + (j / 4 * (BACK_KEYS * 128) + j % 4 * 32 >> 4),
+                                      at(q) + offset + (j / 4 * (QUERIES * 128) + j % 4 * 32 >> 4), j > 0);
+            wgmma_commit();
+            mbarrier_wait(&bars.dout_full[stage], parity);
+            wgmma_fence();
+#pragma unroll
+            for (int j = 0; j < D / 16; j++)
+                Wgmma<T, QUERIES>::ss(dp, values + (j / 4 * (BACK_KEYS * 128) + j % 4 * 32 >> 4),
+                                      at(dout) + offset + (j / 4 * (QUERIES * 128) + j % 4 * 32 >> 4), j > 0);
+            wgmma_commit();
+            mbarrier_wait(&bars.rows_full[stage], parity);
+            const float4 *stats = &bars.stats[stage][lane() & 3];
+            const int first = bars.rows[turn % BACK_ROWS].first;
+            const int2 all = bars.all[own()];
+            const bool masked = first < all.x || first + QUERIES > all.y;
+            wgmma_wait<1>();
+            wgmma_settle(s);
+#pragma unroll
+            for (int g = 0; g < QUERIES / 8; g++) {
+                const float2 lse = *reinterpret_cast<const float2 *>(stats + g * 4);
+#pragma unroll
+                for (int e = 0; e < 4; e++) s[4 * g + e] = exp2_fast(fmaf(s[4 * g + e], scale_log2, e & 1 ? lse.y : lse.x));
+            }
+            if (masked) mask_rows(s, first);
+            wgmma_wait<0>();
+            wgmma_settle(dp);
+            if (last_of_tile) release(&bars.v_empty);
+            uint32_t p[QUERIES / 4], ds[QUERIES / 4];
+#pragma unroll
+            for (int g = 0; g < QUERIES / 8; g++) {
+                const float2 delta = *(reinterpret_cast<const float2 *>(stats + g * 4) + 1);
+#pragma unroll
+                for (int r = 0; r < 2; r++) { /* keys r and r + 8 */
+                    const int e = 4 * g + 2 * r;
+                    p[2 * g + r] = pack<T>(s[e], s[e + 1]);
+                    ds[2 * g + r] = pack<T>(s[e] * (dp[e] - delta.x), s[e + 1] * (dp[e + 1] - delta.y));
+                    /* In this order: what a group no longer needs is free before the next begins. */
+                    asm volatile("" : "+r"(p[2 * g + r]), "+r"(ds[2 * g + r])::"memory");
+                }
+            }
+            mbarrier_wait(&bars.ds_empty[turn & 1], (turn / 2 & 1) ^ 1);
+            const uint32_t ds_to = ds_store();
+#pragma unroll
+            for (int g = 0; g < QUERIES / 16; g++)
+                stmatrix_4((ds_to ^ (g * 2 % 8 << 4)) + (turn & 1) * S::DS_BYTES + g / 4 * S::DS_PANEL, ds[4 * g], ds[4 * g + 1],
+                           ds[4 * g + 2], ds[4 * g + 3]);
+            fence_async_shared();
+            __syncwarp();
+            release(&bars.ds_full[turn & 1]);
+
+            wgmma_settle(p);
+            wgmma_settle(ds);
+            float dq[32];
+            if constexpr (!FIRST) multiply_ds(turn - 1, dq);
+            wgmma_fence();
+            auto multiply = [&](float (&to)[D / 2], const uint32_t (&a)[QUERIES / 4], uint32_t rows) {
+#pragma unroll
+                for (int j = 0; j < QUERIES / 16; j++) {
+                    const uint32_t b = rows + offset + (j * 2048 >> 4);
+                    if (FIRST && j == 0) Wgmma<T, D>::rs_begin(to, a[4 * j], a[4 * j + 1], a[4 * j + 2], a[4 * j + 3], b);
+                    else Wgmma<T, D>::rs(to, a[4 * j], a[4 * j + 1], a[4 * j + 2], a[4 * j + 3], b);
+                }
+            };
+            multiply(dv, p, at(dout, 0, QUERIES * 128));
+            multiply(dk, ds, at(q, 0, QUERIES * 128));
+            wgmma_commit();
+            if constexpr (!FIRST) {
+                wgmma_wait<1>();
+                wgmma_settle(dq);
+                release(&bars.ds_empty[(turn - 1) & 1]);
+                add_queries(turn - 1, dq);
+            }
+            wgmma_wait<0>();
+            wgmma_settle(dk);
+            wgmma_settle(dv);
+            release(&bars.dout_empty[stage]);
+            release(&bars.q_empty[stage]);
+            turn++;
+        };
+        step(Constant<true>{}, count == 1);
+#pragma unroll 1
+        for (int i = 1; i < count; i++) step(Constant<false>{}, i == count - 1);
+
+        float dq[32];
+        multiply_ds(turn - 1, dq);
+        wgmma_wait<0>();
+        wgmma_settle(dq);
+        release(&bars.ds_empty[(turn - 1) & 1]);
+        release(&bars.k_empty);
+        add_queries(turn - 1, dq);
+        const bool fine = all_finite(dk) && all_finite(dv);
+        if (!fine && lane() == 0) *back.doubt = 1;
+        const int key = work.key + wg() * 64 + warp() * 16 + lane() / 4;
+        const BackTmaItem &item = back.items[work.base.item];
+        const JobItem &rows = job.items[work.base.item];
+        const bool valid = key < rows.k.count, valid8 = key + 8 < rows.k.count;
+        const int64_t dk_step = rows.k.row_step * item.dk.row, dv_step = rows.k.row_step * item.dv.row;
+        write_scaled<T, D>(static_cast<T *>(item.dv.data) + work.dv + key * dv_step, dv_step, dv, 1.f, valid, valid8, D);
+        write_scaled<T, D>(static_cast<T *>(item.dk.data) + work.dk + key * dk_step, dk_step, dk, job.scale, valid, valid8, D);
+        __syncwarp();
+        release(&bars.work_empty[works & 1]);
+    }
+}
+
+template <typename T, class S> __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_constant__ BackTmaJob back) {
+    extern __shared__ __align__(1024) unsigned char k[]; /* the swizzle counts in addresses: tiles start at multiples of 1024 */
+    unsigned char *v = k + S::KV_BYTES, *q = v + S::KV_BYTES, *dout = q + S::STAGES * S::Q_BYTES,
+                  *ds = dout + S::STAGES * S::Q_BYTES, *dq = ds + 2 * S::DS_BYTES;
+    auto &bars = *reinterpret_cast<BackBarriers<S> *>(dq + 2 * S::DQ_BYTES);
+
+    if (threadIdx.x == 0) {
+        if (shared_address(k) % 1024) __trap();
+        const int warps = BACK_WARPS * LANES;
+        for (int i = 0; i < S::STAGES; i++) {
+            mbarrier_init(&bars.q_full[i], 1);
+            mbarrier_init(&bars.q_empty[i], warps);
+            mbarrier_init(&bars.dout_full[i], 1);
+            mbarrier_init(&bars.dout_empty[i], warps);
+            mbarrier_init(&bars.rows_full[i], LANES);
+        }
+        mbarrier_init(&bars.k_full, 1);
+        mbarrier_init(&bars.k_empty, warps);
+        mbarrier_init(&bars.v_full, 1);
+        mbarrier_init(&bars.v_empty, warps);
+        for (int i = 0; i < 2; i++) {
+            mbarrier_init(&bars.ds_full[i], warps);
+            mbarrier_init(&bars.ds_empty[i], warps);
+            mbarrier_init(&bars.dq_full[i], warps / 2);
+            mbarrier_init(&bars.dq_empty[i], 1);
+            mbarrier_init(&bars.work_full[i], LANES);
+            mbarrier_init(&bars.work_empty[i], warps + 3 + LANES); /* and those who load, add and fetch */
+        }
+        fence_barrier_init();
+    }
+    __syncthreads();
+
+    if (threadIdx.x < 128) {
+        asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::PRODUCER_REGISTERS));
+        const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31;
+        if (warp == 0) load_back_tiles<S>(back, k, v, q, dout, bars);
+        else if (warp == 1) fetch_back_rows<S>(back, bars);
+        else if (lane == 0) add_back_sums<S>(back, warp - 2, dq + (warp - 2) * S::DQ_BYTES, bars);
+    } else {
+        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::CONSUMER_REGISTERS));
+        consume_backward<T, S>(back, k, v, q, dout, ds, dq, bars);
+    }
+}
+
+} // namespace ra
+#endif
