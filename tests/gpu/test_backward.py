@@ -36,6 +36,7 @@ class Backward(unittest.TestCase):
         backend.delta(problem, dout, out, dlse, delta)
         step = backend.prepare_backward(q, k, v, desc, lse, dout, delta, results, apart)
         backend.run(step)
+        self.scratch = step.keep[2]
         for result, x in zip(results, apart or ()):
             backend.convert(problem, result, x)
         backend.synchronize()
@@ -76,6 +77,26 @@ class Backward(unittest.TestCase):
             self.case(1, 150, 150, 6, 1, 128, Desc(), dtype)
 
     # ---------------------------------------------------------------------------------------------------------- masks
+
+    def test_hoppers_kernel_meets_the_bound_by_itself(self):
+        """Where it doubts a result the general kernels compute all again; on finite numbers it must not."""
+        if torch.cuda.get_device_capability() != (9, 0):
+            self.skipTest("needs a Hopper GPU")
+        for dtype in (BF16, F16):
+            for d in (64, 128):
+                for n, h, hk, desc in (
+                    (700, 4, 4, Desc()),
+                    (1000, 8, 2, Desc(causal=True)),
+                    (900, 2, 2, Desc(window=(100, 50))),
+                    (900, 2, 2, Desc(window=(-1, 70))),
+                    (2048, 3, 3, Desc(branches=[(512, 1), (1024, 2), (2048, 4)], causal=True)),
+                ):
+                    with self.subTest(dtype=dtype, d=d, n=n, **desc.text()), kernel("sm90a"):
+                        q, k, v, out, lse, dout, dlse = self.inputs(1, n, n, h, hk, d, desc, dtype, False, False)
+                        found = self.backward(q, k, v, out, lse, dout, dlse, desc)
+                        self.hold(found, q, k, v, dout, dlse, desc)
+                        self.assertEqual(backend.path, "sm90a")
+                        self.assertEqual(self.scratch[:8].view(torch.int32)[1].item(), 0, "it doubts a result")
 
     def test_windows_ranges_and_unequal_lengths_meet_the_bound(self):
         for dtype in (BF16, F32):

@@ -343,7 +343,10 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
         return shared_address(ds_memory) + (thread / 128 - 1) * (64 * 128) + (thread / 32 % 4 * 16 + thread % 16) * 128 +
                (thread / 16 % 2 ^ thread % 8) * 16;
     };
-    const auto dq_store = [&] { return shared_address(dq_memory) + (afresh(threadIdx.x) - 128) * 16; };
+    const auto dq_store = [&] {
+        const uint32_t thread = afresh(threadIdx.x);
+        return shared_address(dq_memory) + (thread / 128 - 1) * S::DQ_BYTES + thread % 128 * 16;
+    };
     const float scale_log2 = job.scale_log2;
     uint32_t turn = 0; /* blocks of query rows */
     float dk[D / 2], dv[D / 2];
