@@ -33,15 +33,14 @@ template <int R> __device__ __forceinline__ void wgmma_settle(float (&d)[R]) {
     for (int i = 0; i < R; i++) asm volatile("" : "+f"(d[i])::"memory");
 }
 
-/* The same for operands in registers, which must be there before the fence. */
+/* Operands in registers must be there before the fence. */
 template <int R> __device__ __forceinline__ void wgmma_settle(uint32_t (&a)[R]) {
 #pragma unroll
     for (int i = 0; i < R; i++) asm volatile("" : "+r"(a[i])::"memory");
 }
 
-/* ss: D = A*B + (keep ? D : 0), both K-major in shared memory; tt: the same, both MN-major; st: B alone. rs: D += A*B, A in registers, B
- * MN-major in shared memory. keep is a constant: a product that keeps nothing tells the compiler so, and D takes no registers
- * before. */
+/* ss: D = A*B + (keep ? D : 0), both K-major in shared memory. rs: D += A*B, A in registers, B MN-major in shared memory. tt: as
+ * ss, both MN-major. Those called _begin keep nothing of D, and the compiler knows: D takes no registers before. */
 template <typename T, int N> struct Wgmma;
 
 /* The accumulators as a list of placeholders and as a list of operands with constraint c, for N/2 = 32, 40, ... of them. */
@@ -90,50 +89,51 @@ template <typename T, int N> struct Wgmma;
 #define RA_O112(c, d) RA_O104(c, d), RA_F8(c, d, 104)
 #define RA_O120(c, d) RA_O112(c, d), RA_F8(c, d, 112)
 #define RA_O128(c, d) RA_O120(c, d), RA_F8(c, d, 120)
-/* A .. E number the operands that follow the R accumulators; TRANS: 1 where both operands are MN-major. */
-#define RA_WGMMA_SHARED(METHOD, TRANS_A, TRANS_B, CONSTRAINT, KEEP, N, R, NAME, A, B)                                                     \
+/* A .. E number the operands that follow the R accumulators. */
+#define RA_WGMMA_SHARED(METHOD, TRANSPOSE, CONSTRAINT, KEEP, N, R, NAME, A, B)                                                 \
     static __device__ __forceinline__ void METHOD(float (&d)[N / 2], uint32_t a, uint32_t b) {                                 \
         asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\n.reg .b32 h;\nmov.b32 h, 0x40000040;\n"                               \
                      "mov.b64 a, {%" #A ", h};\nmov.b64 b, {%" #B ", h};\nsetp.ne.b32 p, " #KEEP ", 0;\n"                      \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" RA_S##R                              \
-                     "}, a, b, p, 1, 1, " #TRANS_A ", " #TRANS_B ";\n}"                                                        \
+                     "}, a, b, p, 1, 1, " #TRANSPOSE ", " #TRANSPOSE ";\n}"                                                    \
                      : RA_O##R(CONSTRAINT, d)                                                                                  \
                      : "r"(a), "r"(b)                                                                                          \
                      : "memory");                                                                                              \
     }
-#define RA_WGMMA_REGISTERS(METHOD, CONSTRAINT, KEEP, N, R, NAME, A, B, C, D, E)                                                \
-    static __device__ __forceinline__ void METHOD(float (&d)[N / 2], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,       \
-                                                  uint32_t b) {                                                                \
-        asm volatile("{\n.reg .pred p;\n.reg .b64 b;\n.reg .b32 h;\nmov.b32 h, 0x40000040;\nmov.b64 b, {%" #E ", h};\n"        \
-                     "setp.ne.b32 p, " #KEEP ", 0;\n"                                                                          \
-                     "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" RA_S##R                              \
-                     "}, {%" #A ", %" #B ", %" #C ", %" #D "}, b, p, 1, 1, 1;\n}"                                              \
-                     : RA_O##R(CONSTRAINT, d)                                                                                  \
-                     : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b)                                                              \
-                     : "memory");                                                                                              \
-    }
 #define RA_WGMMA_TYPE(N, R, TYPE, NAME, A, B, C, D, E)                                                                         \
     template <> struct Wgmma<TYPE, N> {                                                                                        \
-        RA_WGMMA_SHARED(ss_begin, 0, 0, "=", 0, N, R, NAME, A, B)                                                                 \
-        RA_WGMMA_SHARED(ss_more, 0, 0, "+", 1, N, R, NAME, A, B)                                                                  \
-        RA_WGMMA_SHARED(tt_begin, 1, 1, "=", 0, N, R, NAME, A, B)                                                                 \
-        RA_WGMMA_SHARED(tt_more, 1, 1, "+", 1, N, R, NAME, A, B)                                                               \
-        RA_WGMMA_SHARED(st_begin, 0, 1, "=", 0, N, R, NAME, A, B)                                                              \
-        RA_WGMMA_SHARED(st_more, 0, 1, "+", 1, N, R, NAME, A, B)                                                               \
-        static __device__ __forceinline__ void ss(float (&d)[N / 2], uint32_t a, uint32_t b, bool keep) {                      \
-            if (keep) ss_more(d, a, b);                                                                                        \
-            else ss_begin(d, a, b);                                                                                            \
+        static __device__ __forceinline__ void ss(float (&d)[N / 2], uint32_t a, uint32_t b, int keep) {                       \
+            asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\n.reg .b32 h;\nmov.b32 h, 0x40000040;\n"                           \
+                         "mov.b64 a, {%" #A ", h};\nmov.b64 b, {%" #B ", h};\nsetp.ne.b32 p, %" #C ", 0;\n"                    \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" RA_S##R                          \
+                         "}, a, b, p, 1, 1, 0, 0;\n}"                                                                          \
+                         : RA_O##R("+", d)                                                                                     \
+                         : "r"(a), "r"(b), "r"(keep)                                                                           \
+                         : "memory");                                                                                          \
         }                                                                                                                      \
-        static __device__ __forceinline__ void st(float (&d)[N / 2], uint32_t a, uint32_t b, bool keep) {                      \
-            if (keep) st_more(d, a, b);                                                                                        \
-            else st_begin(d, a, b);                                                                                            \
+        static __device__ __forceinline__ void rs(float (&d)[N / 2], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,       \
+                                                  uint32_t b) {                                                                \
+            asm volatile("{\n.reg .b64 b;\n.reg .b32 h;\nmov.b32 h, 0x40000040;\nmov.b64 b, {%" #E ", h};\n"                   \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" RA_S##R                          \
+                         "}, {%" #A ", %" #B ", %" #C ", %" #D "}, b, 1, 1, 1, 1;\n}"                                          \
+                         : RA_O##R("+", d)                                                                                     \
+                         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b)                                                          \
+                         : "memory");                                                                                          \
         }                                                                                                                      \
-        static __device__ __forceinline__ void tt(float (&d)[N / 2], uint32_t a, uint32_t b, bool keep) {                      \
-            if (keep) tt_more(d, a, b);                                                                                        \
-            else tt_begin(d, a, b);                                                                                            \
+        static __device__ __forceinline__ void rs_begin(float (&d)[N / 2], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, \
+                                                        uint32_t b) {                                                          \
+            asm volatile("{\n.reg .pred p;\n.reg .b64 b;\n.reg .b32 h;\nmov.b32 h, 0x40000040;\nmov.b64 b, {%" #E ", h};\n"    \
+                         "setp.ne.b32 p, 0, 0;\n"                                                                              \
+                         "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" RA_S##R                          \
+                         "}, {%" #A ", %" #B ", %" #C ", %" #D "}, b, p, 1, 1, 1;\n}"                                          \
+                         : RA_O##R("=", d)                                                                                     \
+                         : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b)                                                          \
+                         : "memory");                                                                                          \
         }                                                                                                                      \
-        RA_WGMMA_REGISTERS(rs_begin, "=", 0, N, R, NAME, A, B, C, D, E)                                                        \
-        RA_WGMMA_REGISTERS(rs, "+", 1, N, R, NAME, A, B, C, D, E)                                                              \
+        RA_WGMMA_SHARED(ss_begin, 0, "=", 0, N, R, NAME, A, B)                                                                 \
+        RA_WGMMA_SHARED(ss_more, 0, "+", 1, N, R, NAME, A, B)                                                                  \
+        RA_WGMMA_SHARED(tt_begin, 1, "=", 0, N, R, NAME, A, B)                                                                 \
+        RA_WGMMA_SHARED(tt_more, 1, "+", 1, N, R, NAME, A, B)                                                                  \
     };
 #define RA_WGMMA(N, R, A, B, C, D, E)                                                                                          \
     RA_WGMMA_TYPE(N, R, bf16, "bf16", A, B, C, D, E)                                                                           \

@@ -367,14 +367,24 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
                 if (e / 2 * 8 + (e & 1) < lo || e / 2 * 8 + (e & 1) >= hi) x[e / 2 * 4 + 2 * r + (e & 1)] = 0.f;
         }
     };
+    /* x = keys rows^T: of keys or values with queries or dout. */
+    auto score = [&](float (&x)[QUERIES / 2], uint32_t keys, uint32_t rows) {
+        Wgmma<T, QUERIES>::ss_begin(x, keys, rows);
+#pragma unroll
+        for (int j = 1; j < D / 16; j++)
+            Wgmma<T, QUERIES>::ss_more(x, keys + (j / 4 * (BACK_KEYS * 128) + j % 4 * 32 >> 4),
+                                       rows + (j / 4 * (QUERIES * 128) + j % 4 * 32 >> 4));
+        wgmma_commit();
+    };
     /* dQ of block number n: 64 x 64, summed over the tile's keys. */
     auto multiply_ds = [&](uint32_t n, float (&dq)[32]) {
         const uint32_t ds = at(ds_memory, S::BY_COLUMNS ? 0 : S::DS_PANEL) + (n & 1) * (S::DS_BYTES >> 4);
         const uint32_t keys = at(k, S::BY_COLUMNS ? BACK_KEYS * 128 : 0);
         mbarrier_wait(&bars.ds_full[n & 1], n / 2 & 1);
         wgmma_fence();
+        Wgmma<T, 64>::tt_begin(dq, ds, keys);
 #pragma unroll
-        for (int i = 0; i < BACK_KEYS / 16; i++) Wgmma<T, 64>::tt(dq, ds + (i * 2048 >> 4), keys + (i * 2048 >> 4), i > 0);
+        for (int i = 1; i < BACK_KEYS / 16; i++) Wgmma<T, 64>::tt_more(dq, ds + (i * 2048 >> 4), keys + (i * 2048 >> 4));
         wgmma_commit();
     };
     /* Hands dQ of block number n to those who add it, or, where nobody adds later, makes the result of it. */
@@ -430,18 +440,10 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
             mbarrier_wait(&bars.q_full[stage], parity);
             const uint32_t keys = at(k, 64 * 128), values = at(v, 64 * 128);
             wgmma_fence();
-#pragma unroll
-            for (int j = 0; j < D / 16; j++)
-                Wgmma<T, QUERIES>::ss(s, keys + (j / 4 * (BACK_KEYS * 128) + j % 4 * 32 >> 4),
-                                      at(q) + offset + (j / 4 * (QUERIES * 128) + j % 4 * 32 >> 4), j > 0);
-            wgmma_commit();
+            score(s, keys, at(q) + offset);
             mbarrier_wait(&bars.dout_full[stage], parity);
             wgmma_fence();
-#pragma unroll
-            for (int j = 0; j < D / 16; j++)
-                Wgmma<T, QUERIES>::ss(dp, values + (j / 4 * (BACK_KEYS * 128) + j % 4 * 32 >> 4),
-                                      at(dout) + offset + (j / 4 * (QUERIES * 128) + j % 4 * 32 >> 4), j > 0);
-            wgmma_commit();
+            score(dp, values, at(dout) + offset);
             mbarrier_wait(&bars.rows_full[stage], parity);
             const float4 *stats = &bars.stats[stage][lane() & 3];
             const int first = bars.rows[turn % BACK_ROWS].first;
