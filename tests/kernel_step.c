@@ -111,8 +111,8 @@ static void make_tiny(const guarded *g, double factor) {
                         guarded_set(g, b, row, head, d, factor * guarded_get(g, b, row, head, d));
 }
 
-/* Scores of one sign a row, up to `size` large, and never two alike: each row has one key with all of the weight. They are large
- * by q, or by the scale. */
+/* Scores of one sign a row, up to `size` large, and never two alike: each row has one key with all of the weight. They
+ * are large by q, or by the scale. */
 static void make_vast(kernel_case *c, double size, bool by_scale) {
     const int64_t values = c->problem.dtype == RA_BF16 ? 64 : 512; /* as many as all types have bits for, from 3/4 to 1 */
     double factor = 1000;

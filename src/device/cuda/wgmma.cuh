@@ -39,8 +39,8 @@ template <int R> __device__ __forceinline__ void wgmma_settle(uint32_t (&a)[R]) 
     for (int i = 0; i < R; i++) asm volatile("" : "+r"(a[i])::"memory");
 }
 
-/* ss: D = A*B + (keep ? D : 0), both K-major in shared memory. rs: D += A*B, A in registers, B MN-major in shared memory. tt: as
- * ss, both MN-major. Those called _begin keep nothing of D, and the compiler knows: D takes no registers before. */
+/* ss: D = A*B + (keep ? D : 0), both K-major in shared memory. rs: D += A*B, A in registers, B MN-major in shared memory. tt:
+ * as ss, both MN-major. Those called _begin keep nothing of D, and the compiler knows: D takes no registers before. */
 template <typename T, int N> struct Wgmma;
 
 /* The accumulators as a list of placeholders and as a list of operands with constraint c, for N/2 = 32, 40, ... of them. */

@@ -1,9 +1,9 @@
 /* The backward kernel for Hopper.
  *
- * A persistent block takes tiles of 128 keys and walks the blocks of query rows that meet them (sm90_job.cuh). Two warpgroups hold 64
- * keys each; dK and dV stay in registers until the tile is done. Scores are computed transposed, keys down and queries across,
- * so that the weights P and their gradients dS are left where the next products want them as operands in registers. For query
- * block i a warpgroup runs:
+ * A persistent block takes tiles of 128 keys and walks the blocks of query rows that meet them (sm90_job.cuh). Two warpgroups
+ * hold 64 keys each; dK and dV stay in registers until the tile is done. Scores are computed transposed, keys down and queries
+ * across, so that the weights P and their gradients dS are left where the next products want them as operands in registers.
+ * For query block i a warpgroup runs:
  *
  *     S = K Q(i)^T,  dP = V dO(i)^T        wgmma from shared memory
  *     P = exp(S - lse)                     while dP runs
@@ -12,19 +12,18 @@
  *     dV += P dO(i),  dK += dS Q(i)        wgmma with P and dS in registers
  *     dQ(i-1) to memory                    while dV and dK run
  *
- * dQ comes one block late, so that the warpgroups need not meet in every block. It is summed in global memory, by
- * reductions from registers, in a fixed order: a tile adds to a block of query rows when its turn has come. The first stores
- * instead, the last converts the sum and writes the result. A turn is passed on one block later, when the reductions are done
- * and waiting for them costs nothing.
+ * dQ comes one block late, so that the warpgroups need not meet in every block. It goes to shared memory and from there, by
+ * bulk reductions, to sums in global memory, in a fixed order: a tile adds to a block of query rows when its turn has come. The
+ * first stores instead; the last takes what is there, converts the sum and writes the result. Sums lie as the warps hold them.
  *
  * Of the producer's warps the first takes tiles and loads by TMA, the second fetches lse and delta, the others add dQ.
  *
- *     shared memory: | k | v | q: STAGES | dout: STAGES | dS: 2 | barriers, rows, works |    in panels of 64 columns
+ *     shared memory: | k | v | q: STAGES | dout: STAGES | dS: 2 | dQ: 2 | barriers, rows, tiles |    in panels of 64 columns
  */
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_CUH
 #define RA_DEVICE_CUDA_BACKWARD_SM90_CUH
 
-#include "backward/sm90_job.cuh"
+#include "device/cuda/backward/sm90_job.cuh"
 
 namespace ra {
 
@@ -478,8 +477,8 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
             const uint32_t ds_to = ds_store();
 #pragma unroll
             for (int g = 0; g < QUERIES / 16; g++)
-                stmatrix_4((ds_to ^ (g * 2 % 8 << 4)) + (turn & 1) * S::DS_BYTES + g / 4 * S::DS_PANEL, ds[4 * g], ds[4 * g + 1],
-                           ds[4 * g + 2], ds[4 * g + 3]);
+                stmatrix_4((ds_to ^ (g * 2 % 8 << 4)) + (turn & 1) * S::DS_BYTES + g / 4 * S::DS_PANEL, ds[4 * g],
+                           ds[4 * g + 1], ds[4 * g + 2], ds[4 * g + 3]);
             fence_async_shared();
             __syncwarp();
             release(&bars.ds_full[turn & 1]);
@@ -538,7 +537,8 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
     }
 }
 
-template <typename T, class S> __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_constant__ BackTmaJob back) {
+template <typename T, class S>
+__global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_constant__ BackTmaJob back) {
     extern __shared__ __align__(1024) unsigned char k[]; /* the swizzle counts in addresses: tiles start at multiples of 1024 */
     unsigned char *v = k + S::KV_BYTES, *q = v + S::KV_BYTES, *dout = q + S::STAGES * S::Q_BYTES,
                   *ds = dout + S::STAGES * S::Q_BYTES, *dq = ds + 2 * S::DS_BYTES;

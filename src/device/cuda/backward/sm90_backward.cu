@@ -1,7 +1,7 @@
 /* A backward step on Hopper, the host's side: is it one that the kernel takes, what room it needs, and its launch. */
-#include "backward/sm90.cuh"
-#include "backward/variants.cuh"
-#include "tensor_map.cuh"
+#include "device/cuda/backward/sm90.cuh"
+#include "device/cuda/backward/variants.cuh"
+#include "device/cuda/tensor_map.cuh"
 
 namespace ra {
 
@@ -12,7 +12,8 @@ template <class S> static constexpr Variant back_variant() {
     return {S::D, S::QUERIES, BACK_KEYS, S::THREADS, back_shared_bytes<S>(), {bf16_kernel, f16_kernel}};
 }
 
-static const Variant backward_d64 = back_variant<BackShape<64, 128, 2>>(), backward_d128 = back_variant<BackShape<128, 64, 2>>();
+static const Variant backward_d64 = back_variant<BackShape<64, 128, 2>>();
+static const Variant backward_d128 = back_variant<BackShape<128, 64, 2>>();
 
 static const Variant *variant_of(const ra_problem *p) { return p->head_dim == 64 ? &backward_d64 : &backward_d128; }
 

@@ -1,9 +1,9 @@
 /* One launch of Hopper's backward kernel: its work items as the device reads them, and how a tile's number becomes keys and
  * queries.
  *
- * A tile is a block of 128 keys of one instance of an item (a batch entry, segment, residue and KV head). It walks the blocks of
- * query rows that meet it, for every query head of the group, and adds to dq of each. The blocks of keys that meet a block of
- * query rows are an interval; they add in the order in which tiles are dealt:
+ * A tile is a block of 128 keys of one instance of an item (a batch entry, segment, residue and KV head). It walks the blocks
+ * of query rows that meet it, for every query head of the group, and adds to dq of each. The blocks of keys that meet a block
+ * of query rows are an interval; they add in the order in which tiles are dealt:
  *
  *     causal     keys from last to first: a tile begins at its diagonal, two blocks of queries behind the tile before it
  *     otherwise  keys from first to last
@@ -14,7 +14,7 @@
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_JOB_CUH
 #define RA_DEVICE_CUDA_BACKWARD_SM90_JOB_CUH
 
-#include "tiles_sm90.cuh"
+#include "device/cuda/tiles_sm90.cuh"
 
 namespace ra {
 
@@ -91,8 +91,9 @@ __device__ __forceinline__ void key_interval(const Job &job, const Work &work, i
 static __device__ __noinline__ void find_back_tile(const BackTmaJob &back, uint32_t number, int queries, BackTile *tile) {
     const Job &job = back.job;
     Work &work = tile->base;
-    tile->key = (int)find_instance(job, number, &work) * BACK_KEYS;
-    find_rows(job, &work);
+    find_instance(job, number, BACK_KEYS, &work);
+    find_limits(job, &work);
+    tile->key = work.row;
     const JobItem &item = job.items[work.item];
     const BackTmaItem &own = back.items[work.item];
     tile->group = own.group;
