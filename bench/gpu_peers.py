@@ -1,12 +1,14 @@
 #!/usr/bin/env python3
-"""ringattn's CUDA forward beside PyTorch's on one GPU: same process, same tensors, taking turns, CUDA events, medians.
+"""ringattn on one GPU beside PyTorch and FlashAttention-4: same process, same tensors, taking turns, CUDA events, medians.
 
     bench/gpu_peers.py --library build/libringattn_cuda.so [--cases dense,views,...] [--out results/NAME]   (table, JSON)
+    bench/gpu_peers.py --library ... --cases backward,backward_views --fa4 DIRECTORY    (where FlashAttention-4 is installed)
     bench/gpu_peers.py --plot results/NAME.json                                                              (PNG beside it)
 
 Peers get what suits them: contiguous [B, H, N, D] for dense attention; for dilated attention strided views of [B, N, H, D] into
 SDPA and a copy of the result to its rows ("the careful way"), no_grad. FlexAttention is compiled, with the pattern as its block
-mask. Rates count attended pairs only, 4 D flops each. A GPU at its power limit slows down, so only rates of one row compare.
+mask. Rates count attended pairs only, 4 D flops each, in the backward pass 10 D. Backward is timed alone: of the peers by
+autograd.grad on a graph that is kept, of this library delta and all kernels. A GPU at its power limit slows down, so only rates of one row compare.
 Times are the device's: it is kept busy until the host has enqueued the call."""
 
 import argparse
@@ -43,11 +45,19 @@ def turns(ways, repeat, warm_up=2):
 
 
 class Bench:
-    def __init__(self, library, seconds):
+    def __init__(self, library, seconds, fa4=None):
         import torch
         from backend import Backend
 
         self.torch, self.backend, self.seconds, self.rows = torch, Backend(library), seconds, []
+        self.fa4_func = None
+        if fa4:
+            import site
+
+            site.addsitedir(fa4)
+            from flash_attn.cute import flash_attn_func
+
+            self.fa4_func = flash_attn_func
 
     def sdpa(self, kind, q, k, v, causal):
         """A function that runs PyTorch's attention with one backend, or None if it does not take these tensors."""
@@ -255,6 +265,86 @@ class Bench:
         )
         print("million  " + "  ".join(f"{name} {rate:6.1f}" for name, rate in rates.items()), flush=True)
 
+    def gradients(self, forward, inputs, dout):
+        """A function that runs the backward pass of `forward`, which made `out` of inputs that need gradients; None if it cannot."""
+        try:
+            out = forward(*inputs)
+            out = out[0] if isinstance(out, tuple) else out
+            self.torch.autograd.grad(out, inputs, dout, retain_graph=True)
+        except (RuntimeError, TypeError, ValueError) as error:
+            print(f"  left out: {str(error).splitlines()[0][:100]}", flush=True)
+            return None
+        return lambda: self.torch.autograd.grad(out, inputs, dout, retain_graph=True)
+
+    def backward_ways(self, q, k, v, dout, theirs, desc, causal):
+        """q, k, v, dout: [1, N, H, D], perhaps every r-th row; theirs: the same four as SDPA takes them."""
+        import torch.nn.functional as F
+        from torch.nn.attention import SDPBackend, sdpa_kernel
+
+        torch = self.torch
+        theirs = [t.detach().requires_grad_() for t in theirs]
+
+        def sdpa(backend):
+            def forward(*inputs):
+                with sdpa_kernel(backend):
+                    return F.scaled_dot_product_attention(*inputs, is_causal=causal)
+
+            return forward
+
+        out, lse = torch.empty_like(q), torch.empty(1, q.shape[2], q.shape[1], device="cuda").transpose(1, 2)
+        delta, results = torch.empty_like(lse.transpose(1, 2)).transpose(1, 2), [torch.zeros_like(t) for t in (q, k, v)]
+        self.backend.run(self.backend.prepare(q, k, v, desc, out, lse))
+        problem, step = self.backend.problem(q, k, desc), self.backend.prepare_backward(q, k, v, desc, lse, dout, delta, results)
+
+        def mine():
+            self.backend.delta(problem, dout, out, None, delta)
+            self.backend.run(step)
+
+        ways = {"ringattn": mine}
+        for name, backend in (("cuDNN", SDPBackend.CUDNN_ATTENTION), ("FA2", SDPBackend.FLASH_ATTENTION)):
+            ways[name] = self.gradients(sdpa(backend), theirs[:3], theirs[3].detach())
+        if self.fa4_func:
+            rows = [t.detach().transpose(1, 2).requires_grad_() for t in theirs]
+            for name, fixed in (("FA4", False), ("FA4 fixed order", True)):
+                ways[name] = self.gradients(
+                    lambda *x, fixed=fixed: self.fa4_func(*x, causal=causal, deterministic=fixed), rows[:3], rows[3].detach()
+                )
+        mine()
+        if ways["cuDNN"]:
+            for found, right in zip(results, ways["cuDNN"]()):
+                right = right.transpose(1, 2).reshape(found.shape)
+                error = ((found.float() - right.float()).norm() / right.float().norm()).item()
+                assert error < 0.02, f"gradients differ by {error}"
+        return ways
+
+    def backward(self):
+        """The backward pass of dense attention."""
+        from backend import Desc
+
+        for d, h in ((128, 16), (64, 32)):
+            for n in (2048, 8192, 32768):
+                for causal in (False, True):
+                    mine = self.tensors(n, h, d, 4)
+                    theirs = [t.transpose(1, 2).contiguous() for t in mine]
+                    pairs = n * (n + 1) // 2 if causal else n * n
+                    ways = self.backward_ways(*mine, theirs, Desc(causal=causal), causal)
+                    self.add("backward", f"D={d} h={h} n={n}{' causal' if causal else ''}", 10 * d * h * pairs, ways)
+
+    def backward_views(self):
+        """The backward pass on every r-th row, in segments."""
+        from backend import Desc
+
+        n, h = 131072, 12
+        for d in (128, 64):
+            for rows, r in ((2048, 1), (1024, 4), (512, 8)):
+                for causal in (False, True):
+                    mine = [t[:, ::r] for t in self.tensors(n, h, d, 4)]
+                    theirs = [t.view(n // r // rows, rows, h, d).transpose(1, 2) for t in mine]
+                    pairs = n // r // rows * (rows * (rows + 1) // 2 if causal else rows * rows)
+                    ways = self.backward_ways(*mine, theirs, Desc(branches=((rows, 1),), causal=causal), causal)
+                    case = f"D={d} rows={rows} r={r}{' causal' if causal else ''}"
+                    self.add("backward views", case, 10 * d * h * pairs, ways)
+
     def flex(self):
         """FlexAttention, compiled, with each pattern as a block mask."""
         from backend import Desc
@@ -291,7 +381,7 @@ class Bench:
             self.add("flex", f"{name} D={d} h={h} n={n}", flops, {"ringattn": mine, "Flex": run})
 
 
-PEERS = ("cuDNN", "FA2", "Flex", "own dense", "own h=32:32", "own loop at 32768")
+PEERS = ("cuDNN", "FA2", "FA4", "FA4 fixed order", "Flex", "own dense", "own h=32:32", "own loop at 32768")
 
 
 def ratio(row):
@@ -321,6 +411,9 @@ GOALS = (
     ("dilated causal, against the best way in PyTorch", "dilated", ("causal",), (), 1.25),
     ("dilated against own dense, per useful flop", "own", (), (), 0.90),
     ("causal 1,048,576 tokens against a loop at 32768", "million", (), (), 0.95),
+    ("backward, n >= 8192, against the best", "backward", (), ("n=2048",), 0.88),
+    ("backward on strided views, rows >= 1024, against the best", "backward views", (), ("rows=512",), 1.0),
+    ("backward on strided views, 512 rows, against the best", "backward views", ("rows=512",), (), 0.95),
 )
 
 
@@ -383,6 +476,7 @@ def main():
     parser.add_argument("--library")
     parser.add_argument("--cases", default="dense,views,dilated,own,grouped,flex,million")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each row and way, about")
+    parser.add_argument("--fa4", metavar="DIRECTORY", help="where FlashAttention-4 is installed, to be compared with backward")
     parser.add_argument("--out", help="writes NAME.json and NAME.md")
     parser.add_argument("--plot", help="draws a JSON file that --out wrote, as PNG beside it")
     args = parser.parse_args()
@@ -394,7 +488,7 @@ def main():
         parser.error("--library is needed")
     import torch
 
-    bench = Bench(args.library, args.seconds)
+    bench = Bench(args.library, args.seconds, args.fa4)
     driver = os.popen("nvidia-smi --query-gpu=driver_version --format=csv,noheader").read().strip()
     machine = {
         "gpu": torch.cuda.get_device_name(),
