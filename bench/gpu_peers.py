@@ -8,7 +8,8 @@
 Peers get what suits them: contiguous [B, H, N, D] for dense attention; for dilated attention strided views of [B, N, H, D] into
 SDPA and a copy of the result to its rows ("the careful way"), no_grad. FlexAttention is compiled, with the pattern as its block
 mask. Rates count attended pairs only, 4 D flops each, in the backward pass 10 D. Backward is timed alone: of the peers by
-autograd.grad on a graph that is kept, of this library delta and all kernels. A GPU at its power limit slows down, so only rates of one row compare.
+autograd.grad on a graph that is kept, of this library delta and all kernels. A GPU at its power limit slows down, so only
+rates of one row compare.
 Times are the device's: it is kept busy until the host has enqueued the call."""
 
 import argparse
@@ -266,7 +267,7 @@ class Bench:
         print("million  " + "  ".join(f"{name} {rate:6.1f}" for name, rate in rates.items()), flush=True)
 
     def gradients(self, forward, inputs, dout):
-        """A function that runs the backward pass of `forward`, which made `out` of inputs that need gradients; None if it cannot."""
+        """A function that runs the backward pass of `forward` on inputs that need gradients, or None if there is none."""
         try:
             out = forward(*inputs)
             out = out[0] if isinstance(out, tuple) else out
@@ -294,7 +295,8 @@ class Bench:
         out, lse = torch.empty_like(q), torch.empty(1, q.shape[2], q.shape[1], device="cuda").transpose(1, 2)
         delta, results = torch.empty_like(lse.transpose(1, 2)).transpose(1, 2), [torch.zeros_like(t) for t in (q, k, v)]
         self.backend.run(self.backend.prepare(q, k, v, desc, out, lse))
-        problem, step = self.backend.problem(q, k, desc), self.backend.prepare_backward(q, k, v, desc, lse, dout, delta, results)
+        problem = self.backend.problem(q, k, desc)
+        step = self.backend.prepare_backward(q, k, v, desc, lse, dout, delta, results)
 
         def mine():
             self.backend.delta(problem, dout, out, None, delta)
