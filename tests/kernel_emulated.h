@@ -11,15 +11,15 @@ RA_DECLARE_FAMILY(emulated)
 /* Tiles that the kernel hands to the scalar one are counted. */
 static atomic_int scalar_tiles;
 
-static void counted_forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end,
+static void counted_forward_tile(const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t end,
                                  void *scratch) {
     scalar_tiles++;
-    ra_scalar_forward_tile(step, place, begin, end, scratch);
+    ra_scalar_forward_tile(step, slab, begin, end, scratch);
 }
-static void counted_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
+static void counted_backward_tile(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end,
                                   int64_t first, int64_t last, void *scratch) {
     scalar_tiles++;
-    ra_scalar_backward_tile(step, place, begin, end, first, last, scratch);
+    ra_scalar_backward_tile(step, slab, begin, end, first, last, scratch);
 }
 #define ra_scalar_forward_tile counted_forward_tile
 #define ra_scalar_backward_tile counted_backward_tile

@@ -1,7 +1,7 @@
 /* The kernels of AMX with tiles and vectors in plain C, for one type: bf16, unless a test says otherwise. What they leave to
  * avx512 goes to the scalar kernel here. */
-#ifndef PIECES
-#define PIECES 1
+#ifndef LIMBS
+#define LIMBS 1
 typedef unsigned short element;
 #define EMULATED_NAME "amx (emulated)"
 #define EMULATED_COMPUTES(dtype) ((dtype) == RA_BF16)
@@ -14,7 +14,7 @@ typedef unsigned short element;
 #define ra_avx512_backward ra_scalar_backward
 #define ra_avx512_forward_scratch ra_scalar_forward_scratch
 #define ra_avx512_backward_scratch ra_scalar_backward_scratch
-#include "device/cpu/amx/amx_backward.h"
+#include "device/cpu/amx/amx_backward.inc.h"
 /* Squares of keys that forward packs are counted. */
 static atomic_int squares_packed;
 static inline void counted_pack_across(uint16_t *tiles, rows32 rows, int64_t width) {
@@ -22,4 +22,4 @@ static inline void counted_pack_across(uint16_t *tiles, rows32 rows, int64_t wid
     pack_across(tiles, rows, width);
 }
 #define pack_across counted_pack_across
-#include "device/cpu/amx/amx_forward.h"
+#include "device/cpu/amx/amx_forward.inc.h"

@@ -1,4 +1,4 @@
-#define PIECES 2
+#define LIMBS 2
 typedef unsigned short element;
 #define EMULATED_NAME "amx (f16, emulated)"
 #define EMULATED_COMPUTES(dtype) ((dtype) == RA_F16)

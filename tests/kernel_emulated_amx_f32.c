@@ -1,4 +1,4 @@
-#define PIECES 3
+#define LIMBS 3
 typedef float element;
 #define EMULATED_NAME "amx (f32, emulated)"
 #define EMULATED_COMPUTES(dtype) ((dtype) == RA_F32)

@@ -6,6 +6,6 @@
 #define COLUMNS 4
 #define UNROLL 1
 #define FAMILY(name) ra_emulated_##name
-#include "device/cpu/fma/fma.h"
+#include "device/cpu/fma/fma.inc.h"
 
 #include "kernel_step.c"

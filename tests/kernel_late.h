@@ -2,7 +2,7 @@
 #include <sched.h>
 #include <time.h>
 
-#include "device/cpu/places.h"
+#include "device/cpu/slabs.h"
 #include "device/cpu/step.h"
 
 /* Turns that have come, or come soon, count as late while `all_late`, so that every block goes through the queue. */

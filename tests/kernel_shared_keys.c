@@ -1,5 +1,5 @@
-/* Tiles that share the packed keys of their place: the emulated kernel of AMX with tiles, chunks, panels and slots so small
- * that a few hundred rows and keys have many of each, and some places too many keys for a slot. */
+/* Tiles that share the packed keys of their slab: the emulated kernel of AMX with tiles, chunks, panels and slots so small
+ * that a few hundred rows and keys have many of each, and some slabs too many keys for a slot. */
 #define QUERIES 64
 #define CHUNK 16384
 #define PANEL 4096
@@ -14,11 +14,11 @@ static ra_workers *workers_new(int count) {
     return workers;
 }
 
-/* 700 rows are 11 tiles of a place. At dimension 40 a panel has 64 keys, a chunk 256, a slot 512 at most. */
-static const case_options one_place = {
+/* 700 rows are 11 tiles of a slab. At dimension 40 a panel has 64 keys, a chunk 256, a slot 512 at most. */
+static const case_options one_slab = {
     .max_rows = 700, .rows = 700, .max_keys = 500, .keys = 500, .dim = 40, .amplitude = 1, .single = true};
 
-/* Some places, of 3 tiles and more each. */
+/* Some slabs, of 3 tiles and more each. */
 static const case_options many_places = {
     .max_rows = 130, .rows = 130, .max_keys = 200, .keys = 200, .dim = 40, .amplitude = 1, .several = true};
 
@@ -27,7 +27,7 @@ static void keys_of_a_place_are_packed_once(void **state) {
     for (int workers = 1; workers <= 4; workers++) {
         ra_workers *w = workers_new(workers);
         for (int causal = 0; causal < 2; causal++) {
-            case_options options = one_place;
+            case_options options = one_slab;
             options.causal = causal;
             options.forbid_limits = true;
             options.q_step = options.k_step = 1;
@@ -41,7 +41,7 @@ static void keys_of_a_place_are_packed_once(void **state) {
     }
 }
 
-/* One worker has one slot, which every place leaves before the next comes. */
+/* One worker has one slot, which every slab leaves before the next comes. */
 static void a_slot_serves_one_place_after_the_other(void **state) {
     (void)state;
     case_options options = many_places;
@@ -51,11 +51,11 @@ static void a_slot_serves_one_place_after_the_other(void **state) {
     for (uint64_t seed = 20100; seed < 20106; seed++) {
         kernel_case *c = case_new(seed, RA_BF16, &options);
         const ra_item *item = &c->items[0];
-        const int64_t places = item->loop[0].repeat * item->loop[1].repeat * c->problem.batch * item->heads.count;
-        several += places > 2;
+        const int64_t slabs = item->loop[0].repeat * item->loop[1].repeat * c->problem.batch * item->heads.count;
+        several += slabs > 2;
         squares_packed = 0;
         case_forward(c, &emulated, w, true);
-        assert_int_equal(squares_packed, places * ra_ceil_div(item->k.count, 32));
+        assert_int_equal(squares_packed, slabs * ra_ceil_div(item->k.count, 32));
         case_free(c);
     }
     assert_true(several > 2);
@@ -65,7 +65,7 @@ static void a_slot_serves_one_place_after_the_other(void **state) {
 static void places_with_more_keys_than_a_slot_are_packed_by_every_tile(void **state) {
     (void)state;
     ra_workers *w = workers_new(2);
-    case_options options = one_place;
+    case_options options = one_slab;
     options.keys = options.max_keys = 520;
     options.forbid_limits = true;
     kernel_case *c = case_new(20200, RA_BF16, &options);
@@ -84,7 +84,7 @@ static void a_tile_that_finds_its_slot_in_use_packs_for_itself(void **state) {
     (void)state;
     enum { PANELS = 3 };
     ra_slot *slot = aligned_alloc(64, (size_t)ra_round_up(ra_slot_bytes(PANELS), 64));
-    const ra_place zero = {.number = 0}, four = {.number = 4};
+    const ra_slab zero = {.number = 0}, four = {.number = 4};
     ra_slot_clear(slot, PANELS);
     for (int i = 0; i < PANELS; i++) assert_false(ra_panel_packed(slot, &zero, i));
     assert_true(ra_slot_enter(slot, &zero));
@@ -134,7 +134,7 @@ static void forward_cases(const case_options *options, uint64_t first, int cases
     }
 }
 
-/* Windows, key ranges, groups, several items and turns; places of one tile and of many. */
+/* Windows, key ranges, groups, several items and turns; slabs of one tile and of many. */
 static void results_agree_with_float64_and_with_one_worker(void **state) {
     (void)state;
     forward_cases(&many_places, 21300, 6, NULL);
@@ -151,7 +151,7 @@ static void poison_key(kernel_case *c) {
 }
 static void a_poisoned_key_in_a_shared_panel_reaches_only_rows_that_meet_it(void **state) {
     (void)state;
-    case_options options = one_place;
+    case_options options = one_slab;
     options.causal = true;
     options.q_step = options.k_step = 1;
     scalar_tiles = 0;
@@ -159,11 +159,11 @@ static void a_poisoned_key_in_a_shared_panel_reaches_only_rows_that_meet_it(void
     assert_true(scalar_tiles > 0);
 }
 
-/* The step before may have packed other keys for a place of the same number. */
+/* The step before may have packed other keys for a slab of the same number. */
 static void marks_of_an_earlier_step_are_not_believed(void **state) {
     (void)state;
-    scratch_word = 2; /* packed for place 0 */
-    case_options options = one_place;
+    scratch_word = 2; /* packed for slab 0 */
+    case_options options = one_slab;
     options.forbid_limits = true;
     forward_cases(&options, 23000, 1, NULL);
     scratch_word = UINT64_MAX;

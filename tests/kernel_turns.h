@@ -2,7 +2,7 @@
  * the sums are the same bit by bit. Comes behind an emulated kernel with small tiles. */
 #include "kernel_case.h"
 
-static const case_options one_place = {
+static const case_options one_slab = {
     .max_rows = 460, .rows = 460, .max_keys = 330, .keys = 330, .dim = 40, .amplitude = 1, .single = true};
 
 /* An infinity in the second to last row of all heads. */
@@ -46,14 +46,14 @@ static void backward_cases(const case_options *options, uint64_t first, int case
 }
 
 static void all_cases(void) {
-    case_options dense = one_place, causal = one_place, several = one_place;
+    case_options dense = one_slab, causal = one_slab, several = one_slab;
     dense.forbid_limits = true;
     causal.causal = true, causal.q_step = causal.k_step = 1;
     several.rows = several.max_rows = 200, several.keys = several.max_keys = 300;
     several.several = true, several.single = false;
     backward_cases(&dense, 30000, 1, NOTHING);
     backward_cases(&causal, 30100, 2, NOTHING);
-    backward_cases(&one_place, 30200, 2, NOTHING);
+    backward_cases(&one_slab, 30200, 2, NOTHING);
     backward_cases(&several, 30300, 4, NOTHING);
 }
 
@@ -74,7 +74,7 @@ static void workers_whose_turn_is_always_late_sum_alike(void **state) {
 /* Tiles that are not finite are given up when some of their rows are in the queue, or their sums in a worker's own rooms. */
 static void what_is_kept_comes_before_what_is_given_up(void **state) {
     (void)state;
-    case_options dense = one_place;
+    case_options dense = one_slab;
     dense.forbid_limits = true;
     for (int mode = 0; mode < 4; mode++) {
         all_late = mode % 2;
@@ -86,9 +86,9 @@ static void what_is_kept_comes_before_what_is_given_up(void **state) {
 
 /* Goes on when another tile has begun, too. */
 static atomic_int begun, met;
-static void meet_another(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
+static void meet_another(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end, int64_t first,
                          int64_t last, void *scratch) {
-    (void)step, (void)place, (void)begin, (void)end, (void)first, (void)last, (void)scratch;
+    (void)step, (void)slab, (void)begin, (void)end, (void)first, (void)last, (void)scratch;
     atomic_fetch_add(&begun, 1);
     for (time_t start = time(NULL); atomic_load(&begun) < 2 && time(NULL) - start < 30;) sched_yield();
     if (atomic_load(&begun) == 2) atomic_fetch_add(&met, 1);
@@ -98,8 +98,8 @@ static void a_tile_begins_before_the_one_above_it_is_done(void **state) {
     (void)state;
     kernel_case *c;
     for (uint64_t seed = 30500;; seed++) {
-        c = case_new(seed, RA_BF16, &one_place);
-        if (c->item_count == 1 && ra_places(&c->problem, &c->items[0]) == 1 && c->problem.heads == c->problem.kv_heads &&
+        c = case_new(seed, RA_BF16, &one_slab);
+        if (c->item_count == 1 && ra_slabs(&c->problem, &c->items[0]) == 1 && c->problem.heads == c->problem.kv_heads &&
             c->problem.left == RA_NO_LIMIT && c->problem.right == RA_NO_LIMIT && !c->problem.key_begin && !c->problem.key_end)
             break;
         case_free(c);

@@ -69,8 +69,8 @@ mutate() {
     cp "$work/kept" "$file" # newer than the mutant's objects, so it is built again
 }
 
-mutate "causal stops one key early" src/core/item.h \
-    'ra_floor_div(x + p->right - kpos, kstep) + 1' 'ra_floor_div(x + p->right - kpos, kstep)'
+mutate "causal stops one key early" src/core/mask.h \
+    'ra_floor_div(right - ahead, step) + 1' 'ra_floor_div(right - ahead, step)'
 mutate "causal sees one key of the future" src/geometry/config.c 'if (desc->causal) c.right = 0;' 'if (desc->causal) c.right = 1;'
 mutate "a key range begins one lattice point early" src/core/item.h \
     'ra_ceil_div(p->key_begin[b] - kpos, kstep)' 'ra_floor_div(p->key_begin[b] - kpos, kstep)'
@@ -82,19 +82,18 @@ mutate "the lattice starts with the sequence, not the segment" src/geometry/patt
 mutate "a residue loses its last key" src/geometry/items.c \
     '(rows.count - 1 - first) / period + 1 : 0' '(rows.count - 1 - first) / period : 0'
 mutate "dropout forgets which segment it is in" src/geometry/items.c '.origin = ring->shift}' '.origin = 0}'
-mutate "the scalar kernel does not rescale the denominator" src/device/cpu/scalar/scalar_tile.h \
+mutate "the scalar kernel does not rescale the denominator" src/device/cpu/scalar/scalar_tile.inc.h \
     's->l[r] = s->l[r] * shrink + l;' 's->l[r] = s->l[r] + l;'
-mutate "merging does not rescale the denominator" src/ring/accumulator.c \
+mutate "merging does not rescale the denominator" src/device/cpu/merge.c \
     'l[at] = l[at] * one + l2[at] * two;' 'l[at] = l[at] + l2[at];     '
 mutate "dlse has the wrong sign" src/device/cpu/rows.c 'sum -= load(&job->c' 'sum += load(&job->c'
 mutate "lse forgets the maximum" src/device/cpu/rows.c 'm + log(l)' 'log(l)'
 mutate "buckets go the longer way" src/geometry/route.c 'bool goes_down = down < up;' 'bool goes_down = down > up;'
 mutate "zigzag gives the late run to its neighbour" src/geometry/shard.c '2 * (int64_t)ranks - 1 - rank)' '(int64_t)ranks + rank)'
-mutate "the last bucket that is needed stays at home" src/geometry/route.c \
-    'last_seen / k->pos_step + 1' 'last_seen / k->pos_step'
-mutate "gradients of the members before are lost" src/ring/ring_backward.c 'ra_add_sums(plan->config.dtype, sums[home], came,' \
-    '(void)ra_add_sums, (void)(plan->config.dtype, sums[home], came,'
-mutate "the vector kernels do not rescale what came in" src/device/cpu/fma/fma_few.h 'into->l[i] * (double)mine' 'into->l[i]'
+mutate "the last bucket that is needed stays at home" src/geometry/route.c 'ra_ceil_div(*end, ring->cap)' '*end / ring->cap'
+mutate "gradients of the members before are lost" src/device/cpu/pack.c \
+    'add_sums(dtype, sums, more, count);' '(void)sums, (void)more, (void)count, (void)dtype;'
+mutate "the vector kernels do not rescale what came in" src/device/cpu/fma/fma_few.inc.h 'into->l[i] * (double)mine' 'into->l[i]'
 mutate "dropout draws from the neighbouring word" src/device/cpu/dropout.h 'words[lattice - 4 * quad + i]' \
     'words[(lattice - 4 * quad + i) ^ 1]'
 mutate "of a group of query heads one alone counts as used" src/geometry/used.c 'places = neighbours ? 1 : group;' 'places = 1;'

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device/state.h"
 #include "plan/plan.h"
 #include "support.h"
 
@@ -27,7 +28,7 @@ static void lane_push(lane *l, int64_t bytes) {
 
 typedef struct paper {
     const test_case *c;
-    ra_plan *plan;
+    const ra_plan *plan;
     ra_shard queries, keys;
     unsigned char *met;             /* [branch][kv head][query][key] */
     unsigned char *used_q, *used_k; /* [head][query], [kv head][key]: in how many sets of used rows */
@@ -113,7 +114,9 @@ static void mark_used(paper *p, int rank, bool queries) {
 static void give_room(paper *p, bool queries) {
     const ra_view *view = &p->plan->view;
     const ra_used_rows *used = queries ? &view->used_q : &view->used_k;
-    const ra_tensor sums = ra_sums_tensor(&p->plan->config, view, queries, NULL);
+    const ra_problem *problem = &p->plan->problem;
+    const ra_tensor sums = ra_sums_tensor(problem, used, queries ? view->rows_q : view->rows_k,
+                                          queries ? problem->heads : problem->kv_heads, NULL);
     const int64_t dim = p->c->desc.head_dim;
     int64_t *owner = calloc((size_t)sums.batch + 1, sizeof *owner); /* 1 + row and head; 0: nobody */
     assert_non_null(owner);
@@ -135,7 +138,9 @@ static void give_room(paper *p, bool queries) {
 static void walk_rank(paper *p, int rank) {
     const ra_route *route = &p->plan->route;
     const ra_view *view = &p->plan->view;
-    ra_messages *held = &p->plan->held, *next = &p->plan->next_held;
+    ra_arena arena = {0};
+    ra_messages lists[2], *held = &lists[0], *next = &lists[1];
+    for (int i = 0; i < 2; i++) assert_true(ra_messages_create(&arena, view->own, view->own_count, &lists[i]));
     int64_t size = (int64_t)ra_dtype_size(p->c->desc.dtype);
     for (int64_t i = 0; i < view->local_count; i++) {
         const ra_ring *ring = &route->rings.rings[view->local[i]];
@@ -168,6 +173,7 @@ static void walk_rank(paper *p, int rank) {
             }
         }
     }
+    ra_arena_free(&arena);
 }
 
 static void lanes_match(paper *p) {
@@ -222,14 +228,16 @@ static void cover(const test_case *c, int64_t *items, int64_t *folded) {
     p.used_k = calloc((size_t)(desc->kv_heads * desc->seq_k + 1), 1);
     assert_true(p.met && p.used_q && p.used_k);
     for (int rank = 0; rank < c->ranks; rank++) {
-        assert_int_equal(ra_plan_make(desc, rank, c->ranks, &p.plan), RA_OK);
+        ra_plan plan = {0};
+        p.plan = &plan;
+        assert_int_equal(ra_plan_fill(&plan, desc, rank, c->ranks), RA_OK);
         assert_int_equal(ra_shard_rows(desc, rank, c->ranks, &p.queries, &p.keys), RA_OK);
         walk_rank(&p, rank);
         mark_used(&p, rank, true);
         mark_used(&p, rank, false);
         give_room(&p, true);
         give_room(&p, false);
-        ra_plan_free(p.plan);
+        ra_plan_clear(&plan);
     }
     lanes_match(&p);
     pairs_match(&p);

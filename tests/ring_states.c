@@ -2,8 +2,7 @@
 #include <math.h>
 
 #include "core/workers.h"
-#include "geometry/config.h"
-#include "ring/accumulator.h"
+#include "device/device.h"
 #include "support.h"
 
 enum { BATCH = 2, ROWS = 4, HEADS = 3, DIM = 5, NUMBERS = BATCH * ROWS * HEADS, SIZE = NUMBERS * (DIM + 2) };
@@ -51,15 +50,18 @@ static sample merged(int r) {
 static void empty_states_are_neutral_whatever_their_sums_hold(void **state) {
     (void)state;
     static const ra_dtype dtypes[] = {RA_F32, RA_BF16, RA_F64}; /* sums of 16 bits are f32 */
+    const ra_device_ops *cpu = ra_device_of(RA_DEVICE_CPU);
     ra_workers *workers;
     assert_int_equal(ra_workers_create(2, &workers), RA_OK);
     for (int i = 0; i < 3; i++) {
         const ra_dtype sums = dtypes[i] == RA_F64 ? RA_F64 : RA_F32;
-        const ra_config config = {.dtype = dtypes[i], .batch = BATCH, .heads = HEADS, .kv_heads = HEADS, .head_dim = DIM};
+        const ra_problem problem = {
+            .dtype = dtypes[i], .batch = BATCH, .heads = HEADS, .kv_heads = HEADS, .head_dim = DIM, .rows_q = ROWS};
+        assert_int_equal(cpu->travelling_bytes(&problem, false), SIZE * (sums == RA_F64 ? 8 : 4));
         double into[SIZE], from[SIZE];
         fill(into, sums, 0);
         fill(from, sums, 1);
-        ra_state_merge(&config, ROWS, workers, (char *)into, (const char *)from);
+        cpu->merge_states(&(ra_queue){.workers = workers}, &problem, (char *)into, (const char *)from);
         for (int b = 0; b < BATCH; b++)
             for (int r = 0; r < ROWS; r++)
                 for (int h = 0; h < HEADS; h++) {

@@ -10,7 +10,7 @@ trap 'rm -f "$breaches"' EXIT
 rules="
 src/core         core
 src/geometry     core geometry
-src/plan         core geometry device transport ring plan
+src/plan         core geometry device plan
 src/device       core device
 src/transport    core transport
 src/ring         core geometry plan device transport ring
@@ -55,6 +55,10 @@ forbid '(^|[^a-z_])(printf|puts|putchar|vprintf) *\(|[^a-z_]stdout[^a-z_]' "the 
 forbid '(^|[^a-z_.>])(sigaction|signal|exit|abort) *\(' "the library installs no signal handler and never ends the process" $library src/io
 forbid '(^|[^a-z_])(sprintf|strcat|gets|alloca|atoi|atol|strtok) *\(' "unbounded or unchecked" $library src/io cli
 forbid '(^|[^A-Za-z])(TODO|FIXME|XXX)([^A-Za-z]|$)' "unfinished" include src cli tests
+forbid '^ *# *include *"device/(cpu|cuda|kernel|rows|state)' "device/device.h is all there is to know of a device" src/plan src/ring
+forbid 'RA_DEVICE_(CPU|CUDA)|[-]>kind' "which device it is, is the device's affair" src/plan src/ring
+forbid 'RA_(LINK|FRAME)_HEADER' "headers are the link's" src/plan src/ring
+forbid '(^|[^a-z_])(ra_comm|ra_link[a-z_]*|ra_transfer|ra_pool[a-z_]*) *[*(]' "a plan knows neither peers nor memory" src/plan
 for file in $(sources include src cli tests fuzz examples bench); do
     awk 'length > 128 { print FILENAME ":" FNR ": longer than 128 columns" }' "$file" >>"$breaches"
 done

@@ -21,11 +21,10 @@
 #ifndef RA_CORE_ITEM_H
 #define RA_CORE_ITEM_H
 
+#include "core/mask.h"
 #include "core/size.h"
 #include "core/span.h"
 #include "ringattn.h"
-
-#define RA_NO_LIMIT INT64_MAX /* of left and right */
 
 typedef struct ra_item_rows {
     int64_t row, row_step; /* in the local tensor */
@@ -86,9 +85,8 @@ static inline int64_t ra_used_count(const ra_used *sets, int64_t count) {
 /* The keys c in [*begin, *end) that a query at x attends to among kpos + c*kstep, c < count, in batch entry b. */
 static inline void ra_key_interval(const ra_problem *p, int64_t b, int64_t x, int64_t kpos, int64_t kstep, int64_t count,
                                    int64_t *begin, int64_t *end) {
-    int64_t lo = 0, hi = count; /* positions are within +-2^61, so the differences below cannot overflow */
-    if (p->left != RA_NO_LIMIT) lo = ra_max(lo, ra_ceil_div(x - p->left - kpos, kstep));
-    if (p->right != RA_NO_LIMIT) hi = ra_min(hi, ra_floor_div(x + p->right - kpos, kstep) + 1);
+    int64_t lo, hi;
+    ra_mask_keys(p->left, p->right, x, x, kpos, kstep, count, &lo, &hi);
     if (p->key_begin) lo = ra_max(lo, ra_ceil_div(p->key_begin[b] - kpos, kstep));
     if (p->key_end) hi = ra_min(hi, ra_ceil_div(p->key_end[b] - kpos, kstep));
     *begin = lo;
@@ -97,9 +95,8 @@ static inline void ra_key_interval(const ra_problem *p, int64_t b, int64_t x, in
 
 /* Does every query of an item meet a key, and every key a query? False, too, where that is hard to tell. */
 static inline bool ra_item_whole(const ra_problem *p, const ra_item *item) {
-    const bool limits = p->left != RA_NO_LIMIT || p->right != RA_NO_LIMIT;
     if (item->q.count <= 0 || item->k.count <= 0 || p->key_begin || p->key_end) return false;
-    if (!limits) return true;
+    if (!ra_mask_limits(p->left, p->right)) return true;
     for (int i = 0; i < 2; i++)
         if (item->loop[i].repeat > 1 && item->loop[i].q_pos != item->loop[i].k_pos) return false;
     /* A window as wide as a step has no gaps, so only the ends may miss. Keys look at queries the other way round. */

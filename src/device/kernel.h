@@ -1,12 +1,11 @@
-/* The seam between the ring and the kernels: one ring step on one device. What a step computes is a list of work items, which
- * core/item.h defines. */
-#ifndef RA_KERNELS_KERNEL_H
-#define RA_KERNELS_KERNEL_H
+/* Kernels: one step on one device. What a step computes is a list of work items, which core/item.h defines; what comes before
+ * the first step and after the last is the device's affair (device/device.h). */
+#ifndef RA_DEVICE_KERNEL_H
+#define RA_DEVICE_KERNEL_H
 
 #include <math.h>
 
 #include "core/item.h"
-#include "core/pool.h"
 #include "core/workers.h"
 #include "ringattn.h"
 
@@ -14,20 +13,18 @@
  * (denominator); empty = (anything, -inf, 0). (m alone does not tell: scores that are no numbers leave it at -inf.)
  *
  * A plan in which every query row is met by at most one item of one step runs `single`: no state exists; the kernel starts from
- * empty and writes out and lse itself. (Rows that no item meets were filled by ra_kernel.fill before.) Otherwise kernels
- * continue from the state and write it back, and ra_kernel.finish forms out and lse after the last step; or a last step that
- * `closes` does, which on the CPU saves a walk through all of memory. For f32 and f64, acc may be the out tensor itself, and m
- * the lse tensor. */
+ * empty and writes out and lse itself. (Rows that no item meets were filled before.) Otherwise kernels continue from the state
+ * and write it back, and out and lse are formed after the last step; or by a last step that `closes`. For f32 and f64, acc may
+ * be the out tensor itself, and m the lse tensor. */
 typedef struct ra_forward_step {
     const ra_problem *problem;
     const ra_item *items;
     int64_t item_count;
     bool single;
     bool closes;           /* single, or the last step (CPU), of which one item meets all rows: out and lse are written */
-    bool covered;          /* single, and items meet all used rows: fill may leave those to forward */
     ra_tensor q, out, lse; /* lse.data may be NULL only when single */
     ra_tensor acc, m, l;   /* f32 (f64); unused when single */
-    ra_used_rows used;     /* items meet no others; fill and finish may rest on it */
+    ra_used_rows used;     /* items meet no others */
     void *stream;
     ra_workers *workers;
     void *scratch;           /* scratch_bytes of the kernel, 64-byte aligned */
@@ -79,25 +76,19 @@ typedef struct ra_backward_rows {
     ra_workers *workers;
 } ra_backward_rows;
 
+typedef struct ra_device_ops ra_device_ops; /* device/device.h */
+
 /* A kernel family. All function pointers are set; families that lack one inherit the scalar one. */
 typedef struct ra_kernel {
     const char *name;
-    ra_device device;
-    const ra_memory *memory; /* where its workspace lies; NULL: this process's own */
+    const ra_device_ops *device;
     /* NULL if this machine can run it, else why not. */
     const char *(*unavailable)(void);
     /* NULL if it computes this problem, else why not (the table then offers the next). */
     const char *(*unsupported)(const ra_problem *problem);
-    /* Is the stream being captured, so that what is enqueued now runs later, and perhaps often? NULL: streams are nothing to
-     * it. */
-    bool (*capturing)(void *stream);
     int64_t (*forward_scratch)(const ra_problem *problem, int workers);
     int64_t (*backward_scratch)(const ra_problem *problem, int workers);
     bool direct; /* a single backward step needs no room for sums of 16-bit gradients */
-    /* Before the first step: the empty state, or when `single` out = 0 and lse = -inf (a kernel may leave that to forward,
-     * which then is called even without items). After the last: out and lse from the state. */
-    ra_status (*fill)(const ra_forward_step *step);
-    ra_status (*finish)(const ra_forward_step *step);
     ra_status (*forward)(const ra_forward_step *step);
     /* NULL if it computes the gradients of a problem that it supports, else why not. */
     const char *(*backward_unsupported)(const ra_problem *problem);

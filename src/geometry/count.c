@@ -62,7 +62,9 @@ static ra_span between(ra_span q, int64_t low, int64_t high) { return ra_span_cl
 
 /* Queries that reach some key of [first, last] with this window. */
 static ra_span reaching(ra_span q, int64_t first, int64_t last, int64_t left, int64_t right) {
-    return between(q, right == RA_NO_LIMIT ? -FAR : first - right, left == RA_NO_LIMIT ? FAR : last + left);
+    int64_t begin, end;
+    ra_mask_queries(left, right, first, last, q.start, q.step, q.count, &begin, &end);
+    return (ra_span){q.start + begin * q.step, q.step, end - begin};
 }
 
 int64_t ra_count_covered(ra_span q, ra_span k, int64_t left, int64_t right) {

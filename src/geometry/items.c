@@ -9,10 +9,8 @@
 static bool clip_queries(const ra_config *c, ra_item *item) {
     const ra_item_rows *k = &item->k;
     ra_item_rows *q = &item->q;
-    int64_t low = 0, high = q->count;
-    if (c->right != RA_NO_LIMIT) low = ra_max(low, ra_ceil_div(k->pos - c->right - q->pos, q->pos_step));
-    if (c->left != RA_NO_LIMIT)
-        high = ra_min(high, ra_floor_div(k->pos + (k->count - 1) * k->pos_step + c->left - q->pos, q->pos_step) + 1);
+    int64_t low, high, last = k->pos + (k->count - 1) * k->pos_step;
+    ra_mask_queries(c->left, c->right, k->pos, last, q->pos, q->pos_step, q->count, &low, &high);
     if (low >= high) return false;
     q->row += low * q->row_step;
     q->pos += low * q->pos_step;

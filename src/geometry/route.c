@@ -44,17 +44,9 @@ static bool count_slots(ra_arena *arena, const ra_route *route, int64_t *slots) 
 /* The rows of a source that some query of a target may see: [*begin, *end). */
 static void needed_rows(const ra_config *c, const ra_part *source, const ra_part *target, int64_t *begin, int64_t *end) {
     const ra_item_rows *k = &source->rows, *q = &target->rows;
-    int64_t low = 0, high = k->count, last = (k->count - 1) * k->pos_step; /* most pairs see all or nothing: no division then */
-    if (c->left != RA_NO_LIMIT) {
-        int64_t first_seen = q->pos - c->left - k->pos;
-        if (first_seen > 0) low = ra_ceil_div(first_seen, k->pos_step);
-    }
-    if (c->right != RA_NO_LIMIT) {
-        int64_t last_seen = q->pos + (q->count - 1) * q->pos_step + c->right - k->pos;
-        if (last_seen < last) high = last_seen < 0 ? 0 : last_seen / k->pos_step + 1;
-    }
-    *begin = low < high ? low : 0;
-    *end = low < high ? high : 0;
+    int64_t last = q->pos + (q->count - 1) * q->pos_step;
+    ra_mask_keys(c->left, c->right, q->pos, last, k->pos, k->pos_step, k->count, begin, end);
+    if (*begin >= *end) *begin = *end = 0;
 }
 
 /* The slices, of `slices`, that hold these rows. */
@@ -91,7 +83,7 @@ static ra_reach reach_at(const ra_ring *ring, int64_t source_member, const int64
 
 /* Without a mask, and with queries on every member, each bucket goes all the way round: nothing to find out. */
 static bool all_round(const ra_config *c, const ra_ring *ring, int64_t *seen) {
-    if (c->left != RA_NO_LIMIT || c->right != RA_NO_LIMIT) return false;
+    if (ra_mask_limits(c->left, c->right)) return false;
     if (ring->target_count < ring->member_count) return false;
     int64_t members = 0;
     memset(seen, 0, (size_t)ring->member_count * sizeof *seen);

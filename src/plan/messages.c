@@ -3,9 +3,7 @@
 #include <string.h>
 
 #include "core/dtype.h"
-#include "transport/link.h"
-
-static int64_t framed(int64_t payload) { return ra_round_up(RA_LINK_HEADER + payload, 64); }
+#include "core/frame.h"
 
 bool ra_messages_create(ra_arena *arena, const ra_own_channel *own, int64_t own_count, ra_messages *messages) {
     *messages = (ra_messages){.list = ra_arena_take(arena, 2 * own_count, sizeof(ra_message))};
@@ -49,9 +47,29 @@ void ra_messages_list(const ra_route *route, const ra_own_channel *own, int64_t 
             if (count == 0) continue;
             *message = (ra_message){&own[i], down, source, messages->bytes, message->pieces, count};
             int64_t payload = ra_message_payload(route, message, hop > 1 ? hop : 1, size);
-            messages->bytes += payload ? framed(payload) : 0;
+            messages->bytes += ra_frame_bytes_if_any(payload);
             messages->count++;
         }
+}
+
+ra_box ra_piece_box(const ra_route *route, const ra_piece *piece) {
+    const ra_ring *ring = &route->rings.rings[piece->ring];
+    const ra_part *source = &ring->sources[piece->source];
+    const ra_item_rows *rows = &source->rows;
+    return (ra_box){.batch = route->config->batch,
+                    .heads = route->rings.classes[ring->class_index].heads,
+                    .first = rows->row + piece->first_repeat * source->row_shift + piece->first_row * rows->row_step,
+                    .repeats = piece->repeats,
+                    .repeat_step = source->row_shift,
+                    .rows = piece->rows,
+                    .row_step = rows->row_step,
+                    .dim = route->config->head_dim};
+}
+
+ra_tensor ra_packed_view(const ra_route *route, const ra_piece *piece, char *packed) {
+    const ra_box box = ra_piece_box(route, piece);
+    int64_t rows = box.repeats * box.rows;
+    return (ra_tensor){packed, box.heads.count * rows * box.dim, box.dim, rows * box.dim};
 }
 
 /* ---------------------------------------------------------------------------------------------------------- bounds */
@@ -114,7 +132,7 @@ static void add_ring_bound(const bound_request *request, int32_t ring_index, cha
     }
 }
 
-static int64_t framed_if(int64_t elements, int64_t size) { return elements ? framed(elements * size) : 0; }
+static int64_t framed(int64_t elements, int64_t size) { return ra_frame_bytes_if_any(elements * size); }
 
 /* Adds a channel's bounds to those of its round, hop by hop. */
 static void add_channel_bound(const ra_route *route, int32_t hops, const channel_bound *sums, int64_t members,
@@ -122,11 +140,11 @@ static void add_channel_bound(const ra_route *route, int32_t hops, const channel
     int64_t size = (int64_t)ra_dtype_size(route->config->dtype), grad = ra_state_size(route->config->dtype);
     for (int64_t h = 0; h < members && h <= hops; h++) {
         for (int down = 0; down < 2; down++) {
-            by_hop[h].kv_bytes[0] += framed_if(sums[h].kv[down], size);
-            by_hop[h].grad_bytes[0] += framed_if(sums[h].chain[down], grad) + framed_if(sums[h].last[down], grad);
-            by_hop[h].grad_in_bytes += framed_if(sums[h].in[down], grad);
+            by_hop[h].kv_bytes[0] += framed(sums[h].kv[down], size);
+            by_hop[h].grad_bytes[0] += framed(sums[h].chain[down], grad) + framed(sums[h].last[down], grad);
+            by_hop[h].grad_in_bytes += framed(sums[h].in[down], grad);
             int64_t arrives = h < hops ? h + 1 : 0; /* the step after the last is the first of the next bucket */
-            by_hop[arrives].grad_in_bytes += framed_if(sums[h].home[down], grad);
+            by_hop[arrives].grad_in_bytes += framed(sums[h].home[down], grad);
         }
         by_hop[h].step_items += sums[h].items;
     }
@@ -153,8 +171,8 @@ static bool direct_bound(ra_arena *arena, const ra_route *route, const ra_own_ch
                 int64_t count = ra_direct_pieces(route, channel, out ? own[i].member : m, out ? m : own[i].member, pieces),
                         elements = 0;
                 for (int64_t j = 0; j < count; j++) elements += 2 * ra_piece_elements(route, &pieces[j]);
-                most->kv_bytes[out] += framed_if(elements, size);
-                *(out ? &most->grad_in_bytes : &most->grad_bytes[0]) += framed_if(elements, grad);
+                most->kv_bytes[out] += framed(elements, size);
+                *(out ? &most->grad_in_bytes : &most->grad_bytes[0]) += framed(elements, grad);
             }
         }
         most->transfers += 2 * channel->member_count;

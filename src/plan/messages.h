@@ -3,11 +3,12 @@
  * A buffer holds the messages of a step one after the other, each on a 64-byte boundary. Inside a message the pieces follow
  * each other without gaps, each as K then V (or dK then dV):
  *
- *     [ header | K of piece 0 | V of piece 0 | K of piece 1 | ... ]      K: [batch][head][repeat][row][d]
+ *     [ the link's | K of piece 0 | V of piece 0 | K of piece 1 | ... ]      K: [batch][head][repeat][row][d]
  */
-#ifndef RA_RING_MESSAGES_H
-#define RA_RING_MESSAGES_H
+#ifndef RA_PLAN_MESSAGES_H
+#define RA_PLAN_MESSAGES_H
 
+#include "core/box.h"
 #include "geometry/route.h"
 
 /* A channel that this rank is a member of. */
@@ -21,7 +22,7 @@ typedef struct ra_message {
     const ra_own_channel *own;
     bool down;
     int64_t source; /* member */
-    int64_t offset; /* of the header in the buffer */
+    int64_t offset; /* of its frame in the buffer */
     ra_piece *pieces;
     int64_t count;
 } ra_message;
@@ -42,6 +43,10 @@ void ra_messages_list(const ra_route *route, const ra_own_channel *own, int64_t 
 int64_t ra_message_payload(const ra_route *route, const ra_message *message, int32_t min_hops, int64_t size);
 /* Rank of the member `hops` further along the way, or before it for negative hops. */
 int ra_message_rank(const ra_message *message, int64_t hops);
+
+/* The rows of a piece in its rank's tensor (k or v), and the view of a packed piece by head index, for items. */
+ra_box ra_piece_box(const ra_route *route, const ra_piece *piece);
+ra_tensor ra_packed_view(const ra_route *route, const ra_piece *piece, char *packed);
 
 /* Upper bounds over all buckets for rank-local buffers; round by round, hop by hop. */
 typedef struct ra_message_bounds {

@@ -1,10 +1,9 @@
 /* A plan: everything about a configuration that can be known before the tensors are. */
-#ifndef RA_RING_PLAN_H
-#define RA_RING_PLAN_H
+#ifndef RA_PLAN_PLAN_H
+#define RA_PLAN_PLAN_H
 
+#include "device/device.h"
 #include "geometry/used.h"
-#include "device/kernel.h"
-#include "ring/comm.h"
 #include "plan/messages.h"
 
 /* What one rank does, for any rank of any group: the route seen from the rank. */
@@ -26,37 +25,27 @@ ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_vi
 
 /* Bytes of a call's workspace, in the order in which it is laid out; each on a 64-byte boundary. */
 typedef struct ra_workspace {
-    int64_t acc, m, l;         /* forward state; acc only for 16-bit types, whose out cannot hold it */
-    int64_t delta, dq, dk, dv; /* backward; dq, dk, dv only for 16-bit types */
-    int64_t kv[2];             /* messages of K and V: ring: of this hop and the next; gather: in and out */
-    int64_t grad[2], grad_in;  /* messages of dK and dV: computed here, arriving */
-    int64_t state;             /* replicated queries: one of two messages of (acc, m, l), or of dq */
-    int64_t scratch;           /* the kernel's */
+    int64_t state;            /* the device's: running states, sums of gradients */
+    int64_t scratch;          /* the kernel's */
+    int64_t kv[2];            /* messages of K and V: ring: of this hop and the next; gather: in and out */
+    int64_t grad[2], grad_in; /* messages of dK and dV: computed here, arriving */
+    int64_t travelling;       /* replicated queries: one of two messages of the state, or of dq */
     int64_t total;
 } ra_workspace;
 
+/* Integers, and the kernel that they were worked out for. */
 struct ra_plan {
-    ra_comm *comm;
-    ra_plan *next; /* in the cache */
-    bool taken;
-    char *key;                       /* the configuration as text */
-    int64_t key_bytes, shared_bytes; /* the first shared_bytes are what all ranks agree on */
-    uint64_t digest;                 /* of those, and of what was chosen */
     ra_arena arena;
     ra_config config;
     ra_route route;
     ra_view view;
     ra_problem problem;
     const ra_kernel *kernel;
+    const char *no_backward; /* why there is no backward pass; NULL: there is one */
     int threads;
     ra_schedule schedule;
     char reason[160];
     ra_workspace forward, backward;
-    /* reused by every step */
-    ra_messages held, next_held, previous, mine;
-    ra_item *items;
-    ra_transfer *transfers;
-    ra_stats_data stats; /* of the latest call */
 };
 
 /* The configuration made concrete for `ranks`: schedule, bucket and the reasons for them. */
@@ -71,14 +60,17 @@ int64_t ra_usual_bucket(const ra_config *config, int ranks);
 
 /* Threads a rank uses when the configuration leaves it open. */
 int ra_default_threads(const ra_config *config, int ranks);
-/* How sums of 16-bit results (acc and dq, or dk and dv) lie in the workspace: used rows alone, as far as that is a tensor. */
-ra_tensor ra_sums_tensor(const ra_config *config, const ra_view *view, bool queries, void *data);
+/* What a device is told of a pass of the view's rank. */
+ra_pass_shape ra_shape_of(const ra_config *config, const ra_view *view, const ra_problem *problem, const ra_kernel *kernel,
+                          bool backward);
 ra_workspace ra_workspace_of(const ra_config *config, const ra_view *view, const ra_kernel *kernel, int threads, bool backward);
 ra_problem ra_problem_of(const ra_config *config, const ra_view *view);
 
-/* A plan without a communicator, for looking at. */
-ra_status ra_plan_make(const ra_attention_desc *desc, int rank, int ranks, ra_plan **plan);
-void ra_plan_free(ra_plan *plan);
-void ra_plan_cache_clear(ra_comm *comm);
+/* Queries are replicated over several ranks: their states are merged. */
+static inline bool ra_merges(const ra_config *config, int ranks) { return config->placement == RA_REPLICATED && ranks > 1; }
+
+/* Makes the plan of a rank; to be cleared whether that works or not. */
+ra_status ra_plan_fill(ra_plan *plan, const ra_attention_desc *desc, int rank, int ranks);
+void ra_plan_clear(ra_plan *plan);
 
 #endif

@@ -64,6 +64,7 @@ int64_t ra_plan_report(const ra_plan *plan, char *buf, size_t bytes) {
         s.bytes_sent_backward, s.hops);
     put(&p, "memory: shards %" PRId64 ", workspace %" PRId64 " forward and %" PRId64 " backward\n", s.shard_bytes,
         s.workspace_bytes, s.workspace_bytes_backward);
+    if (plan->no_backward) put(&p, "no backward pass: %s\n", plan->no_backward);
     put(&p, "rings:\n");
     for (int64_t i = 0; i < plan->view.local_count; i++)
         put_ring(&p, &plan->route, &plan->route.rings.rings[plan->view.local[i]], s.rank);

@@ -4,9 +4,8 @@
 #include "core/dtype.h"
 #include "core/status.h"
 #include "geometry/count.h"
-#include "device/kernel.h"
-#include "ring/pass.h"
 #include "plan/summary.h"
+#include "plan/tree.h"
 
 /* ------------------------------------------------------------------------------------------------- pairs and holes */
 
@@ -222,10 +221,9 @@ ra_status ra_summarise(const ra_plan *plan, const ra_view *view, ra_rank_summary
     if (route->bucket == 0) RA_TRY(sent_directly(route, view, &sent));
     else sent = sent_by(route, view);
     int64_t merged[2] = {0}; /* bytes, forward and backward */
-    if (replicated && view->ranks > 1) {
-        merged[0] = ra_merge_bytes(plan->schedule, view->rank, view->ranks, q * (c->head_dim + 2) * state);
-        merged[1] = ra_merge_bytes(plan->schedule, view->rank, view->ranks, q * c->head_dim * state);
-    }
+    for (int backward = 0; backward < 2 && ra_merges(c, view->ranks); backward++)
+        merged[backward] = ra_tree_bytes(&(ra_tree){plan->schedule, view->rank, view->ranks},
+                                         plan->kernel->device->travelling_bytes(&plan->problem, backward));
     *summary = (ra_rank_summary){
         .struct_size = summary->struct_size,
         .rank = view->rank,
@@ -265,33 +263,32 @@ static ra_status check_summary(const ra_rank_summary *summary) {
 ra_status ra_plan_summary(const ra_attention_desc *desc, int rank, int ranks, ra_rank_summary *summary) {
     RA_TRY(check_summary(summary));
     RA_TRY(check_group(rank, ranks));
-    ra_plan *plan;
-    RA_TRY(ra_plan_make(desc, rank, ranks, &plan));
-    ra_status status = ra_summarise(plan, &plan->view, summary);
-    ra_plan_free(plan);
+    ra_plan plan = {0};
+    ra_status status = ra_plan_fill(&plan, desc, rank, ranks);
+    if (status == RA_OK) status = ra_summarise(&plan, &plan.view, summary);
+    ra_plan_clear(&plan);
     return status;
 }
 
 ra_status ra_plan_summaries(const ra_attention_desc *desc, int ranks, ra_rank_summary *summaries) {
     RA_TRY(check_summary(summaries));
     RA_TRY(check_group(0, ranks));
-    ra_plan *plan;
-    RA_TRY(ra_plan_make(desc, 0, ranks, &plan));
-    ra_status status = RA_OK;
+    ra_plan plan = {0};
+    ra_status status = ra_plan_fill(&plan, desc, 0, ranks);
     size_t stride = summaries[0].struct_size;
     for (int rank = 0; rank < ranks && status == RA_OK; rank++) {
         ra_rank_summary *summary = (ra_rank_summary *)(void *)((char *)summaries + (size_t)rank * stride);
         ra_arena arena = {0};
         ra_view view;
         status = check_summary(summary);
-        if (plan->config.placement == RA_REPLICATED) { /* the one case in which ranks have routes of their own */
+        if (plan.config.placement == RA_REPLICATED) { /* the one case in which ranks have routes of their own */
             if (status == RA_OK) status = ra_plan_summary(desc, rank, ranks, summary);
             continue;
         }
-        if (status == RA_OK) status = ra_view_create(&arena, &plan->route, rank, &view);
-        if (status == RA_OK) status = ra_summarise(plan, &view, summary);
+        if (status == RA_OK) status = ra_view_create(&arena, &plan.route, rank, &view);
+        if (status == RA_OK) status = ra_summarise(&plan, &view, summary);
         ra_arena_free(&arena);
     }
-    ra_plan_free(plan);
+    ra_plan_clear(&plan);
     return status;
 }

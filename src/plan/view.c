@@ -1,6 +1,6 @@
 #include <stdlib.h>
 
-#include "core/dtype.h"
+#include "core/frame.h"
 #include "core/status.h"
 #include "plan/plan.h"
 
@@ -100,46 +100,31 @@ int ra_default_threads(const ra_config *c, int ranks) {
     return (int)ra_max(1, ra_usable_cores() / ranks);
 }
 
-/* Row r lies at r dim / fold: of `fold` rows one is used, and it takes the room of all.
- *
- *     row       0 1 2 3 4 5 6 7 8      used: 1, 5; fold 4
- *     sums      . [ 1   ] [ 5   ]
- *
- * Rows still begin at multiples of four elements, as kernels like them. */
-ra_tensor ra_sums_tensor(const ra_config *c, const ra_view *view, bool queries, void *data) {
-    int64_t rows = queries ? view->rows_q : view->rows_k, heads = queries ? c->heads : c->kv_heads;
-    int64_t modulus = queries ? view->used_q.modulus : view->used_k.modulus;
-    int64_t fold = c->head_dim % 4 ? 1 : ra_gcd(modulus, c->head_dim / 4);
-    if (fold == 1) return ra_tensor_bnhd(data, rows, heads, c->head_dim);
-    int64_t head = (ra_ceil_div(rows, fold) + 1) * c->head_dim;
-    return (ra_tensor){data, heads * head, c->head_dim / fold, head};
+ra_pass_shape ra_shape_of(const ra_config *c, const ra_view *view, const ra_problem *problem, const ra_kernel *kernel,
+                          bool backward) {
+    return (ra_pass_shape){.problem = problem,
+                           .rows_k = view->rows_k,
+                           .used_q = &view->used_q,
+                           .used_k = &view->used_k,
+                           .single = backward ? view->single_backward : view->single,
+                           .direct = kernel->direct,
+                           .travels = ra_merges(c, view->ranks)};
 }
 
 ra_workspace ra_workspace_of(const ra_config *c, const ra_view *view, const ra_kernel *kernel, int threads, bool backward) {
-    ra_problem problem = ra_problem_of(c, view);
-    int64_t state = ra_state_size(c->dtype), narrow = c->dtype == RA_BF16 || c->dtype == RA_F16;
-    int64_t rows = c->batch * view->rows_q * c->heads * state; /* bytes of a number a row and head; m, l, delta */
-    if (backward && view->single_backward && kernel->direct) narrow = false;
-    int64_t sums_q = narrow ? c->batch * ra_sums_tensor(c, view, true, NULL).batch * state : 0;
-    bool merging = c->placement == RA_REPLICATED && view->ranks > 1;
+    const ra_problem problem = ra_problem_of(c, view);
+    const ra_pass_shape shape = ra_shape_of(c, view, &problem, kernel, backward);
+    const ra_device_ops *device = kernel->device;
     ra_workspace w = {.kv = {view->bounds.kv_bytes[0], view->bounds.kv_bytes[1]}};
+    w.state = (backward ? device->backward_bytes : device->forward_bytes)(&shape);
+    w.scratch = (backward ? kernel->backward_scratch : kernel->forward_scratch)(&problem, threads);
+    if (shape.travels) w.travelling = ra_frame_bytes(device->travelling_bytes(&problem, backward));
     if (backward) {
-        w.delta = rows;
-        w.dq = merging ? 0 : sums_q;
-        w.dk = w.dv = narrow ? c->batch * ra_sums_tensor(c, view, false, NULL).batch * state : 0;
         w.grad[0] = view->bounds.grad_bytes[0];
         w.grad[1] = view->bounds.grad_bytes[1];
-        w.state = merging ? RA_LINK_HEADER + rows * c->head_dim : 0;
         w.grad_in = view->bounds.grad_in_bytes;
-        w.scratch = kernel->backward_scratch(&problem, threads);
-    } else {
-        w.acc = view->single || merging ? 0 : sums_q;
-        w.m = w.l = view->single || merging ? 0 : rows;
-        w.state = merging ? RA_LINK_HEADER + rows * (c->head_dim + 2) : 0;
-        w.scratch = kernel->forward_scratch(&problem, threads);
     }
-    int64_t parts[] = {w.acc,   w.m,       w.l,       w.delta,   w.dq,    w.dk,    w.dv,     w.kv[0],
-                       w.kv[1], w.grad[0], w.grad[1], w.grad_in, w.state, w.state, w.scratch};
+    int64_t parts[] = {w.state, w.scratch, w.kv[0], w.kv[1], w.grad[0], w.grad[1], w.grad_in, w.travelling, w.travelling};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) w.total += ra_round_up(parts[i], 64);
     return w;
 }

@@ -2,7 +2,7 @@
 #ifndef RA_RING_AGREE_H
 #define RA_RING_AGREE_H
 
-#include "plan/plan.h"
+#include "ring/comm.h"
 
 /* `mine` tells whether this rank could make its plan; text is its configuration as "field=value" lines. Every rank calls it.
  * Returns mine if this rank failed, RA_DISAGREE or the first failing rank's status if another did, else RA_OK. */

@@ -6,7 +6,7 @@
 #include "core/alloc.h"
 #include "core/status.h"
 #include "geometry/config.h"
-#include "plan/plan.h"
+#include "ring/cache.h"
 
 #define MOST_THREADS 512 /* ranks of one process: 1.5 GB, and seconds for them to meet */
 
@@ -188,7 +188,7 @@ void ra_comm_abort(ra_comm *comm, ra_status status, const char *reason) {
 void ra_comm_destroy(ra_comm *comm) {
     if (!comm || is_forked(comm)) return; /* a child's copy goes when the child does */
     const ra_sentence kept = ra_sentence_keep();
-    ra_plan_cache_clear(comm);
+    ra_cache_clear(comm);
     ra_workers_destroy(comm->workers);
     dismiss_resting(comm);
     if (comm->sent) ra_free(comm->sent, tag_bytes(comm));

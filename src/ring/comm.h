@@ -24,7 +24,7 @@ struct ra_comm {
     ra_workers *resting[RA_RESTING]; /* of other numbers, latest used first, so that calls which take turns start no threads */
     uint64_t *sent, *received;       /* messages to and from each rank so far: the next tags */
     bool merging;   /* the latest plan that all ranks agreed on has replicated queries: the next may agree while merging */
-    ra_plan *plans; /* cached, latest used first */
+    struct ra_entry *plans; /* cached, latest used first */
     int64_t plan_count;
     int64_t cache_hits, cache_misses;
 };

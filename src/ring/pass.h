@@ -1,51 +1,50 @@
-/* One forward or backward pass of a rank: what every schedule needs, and the schedules. */
+/* One forward or backward pass of a rank, as every schedule walks it. */
 #ifndef RA_RING_PASS_H
 #define RA_RING_PASS_H
 
+#include "core/frame.h"
 #include "ring/call.h"
 
-typedef struct ra_forward_pass {
+/* Where the keys and values of items lie, and where their gradients go (forward: nowhere): sums, and results if single. */
+typedef struct ra_item_views {
+    ra_tensor k, v, dk, dv, dk_result, dv_result;
+} ra_item_views;
+
+typedef struct ra_pass {
     ra_call call;
-    const ra_forward_args *args;
-    ra_forward_step step;
-    ra_item_views home;
-    char *buffer[2]; /* of messages of K and V */
-    char *state[2];  /* replicated queries: messages of (acc, m, l), this rank's and a peer's */
-    bool last;       /* no step comes after the next */
-} ra_forward_pass;
+    ra_forward_pass *forward;   /* this, */
+    ra_backward_pass *backward; /* or that */
+    ra_item_views home;         /* this rank's own */
+    char *kv[2];                /* frames of K and V. ring: of this hop, of the next; gather: in, out */
+    char *grads[2], *grads_in;  /* frames of dK and dV: computed in this step, in the one before (ring); arriving */
+    char *travelling[2];        /* replicated queries: frames of the state (dq), this rank's and a peer's */
+} ra_pass;
 
-/* Computes the items gathered so far, as one step. */
-ra_status ra_forward_compute(ra_forward_pass *pass);
+/* Computes the items gathered so far, as one step; `last`: no other comes after it. */
+ra_status ra_pass_compute(ra_pass *pass, bool last);
 
-typedef struct ra_backward_pass {
-    ra_call call;
-    const ra_backward_args *args;
-    ra_backward_step step;
-    ra_item_views home;
-    char *buffer[2];
-    char *grads[2]; /* messages of dK and dV that are computed here */
-    char *grads_in;
-    char *state[2];           /* replicated queries: messages of dq, this rank's and a peer's */
-    int64_t size, state_size; /* bytes of an element of k, of dk */
-} ra_backward_pass;
+/* Bytes of the pieces of a message: of K and V (or dK and dV) together, as rows or as sums. */
+int64_t ra_rows_bytes(const ra_call *call, const ra_piece *piece);
+int64_t ra_sums_bytes(const ra_call *call, const ra_piece *piece);
 
-ra_status ra_backward_compute(ra_backward_pass *pass);
+/* Add the items of a piece to the step: of what is at home, or packed at `packed` (K, then V), with their gradients at `sums`
+ * (NULL in forward). */
+void ra_items_home(ra_pass *pass, const ra_piece *piece);
+void ra_items_packed(ra_pass *pass, const ra_piece *piece, char *packed, char *sums);
+/* Adds the items of all rings that this rank has for itself. */
+void ra_items_local(ra_pass *pass);
 
-/* Bytes of a message in a buffer, 0 for one without payload. */
-static inline int64_t ra_framed(int64_t payload) { return payload ? ra_round_up(RA_LINK_HEADER + payload, 64) : 0; }
-
-/* Adds the items of packed pieces that lie one after the other at `packed` (K and V), with their gradients at `sums` (NULL in
- * forward). */
-void ra_add_packed(ra_call *call, const ra_piece *pieces, int64_t count, char *packed, char *sums);
+/* K and V of a piece between this rank's tensors and a message, and its gradients on their way home. */
+void ra_pack_piece(ra_pass *pass, const ra_piece *piece, char *packed);
+void ra_add_piece_home(ra_pass *pass, const ra_piece *piece, const char *sums);
 
 /* The schedules. */
-ra_status ra_ring_rounds_forward(ra_forward_pass *pass);
-ra_status ra_ring_rounds_backward(ra_backward_pass *pass);
-ra_status ra_gather_forward(ra_forward_pass *pass);
-ra_status ra_gather_backward(ra_backward_pass *pass);
-ra_status ra_merge_forward(ra_forward_pass *pass);
-ra_status ra_merge_backward(ra_backward_pass *pass);
-/* Bytes that a rank sends in a merge of states of this size. */
-int64_t ra_merge_bytes(ra_schedule schedule, int rank, int ranks, int64_t state_bytes);
+ra_status ra_walk_rounds(ra_pass *pass);
+ra_status ra_gather(ra_pass *pass);
+ra_status ra_merge(ra_pass *pass);
+
+/* Arguments have been checked. */
+ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args);
+ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args);
 
 #endif

@@ -202,20 +202,25 @@ static ra_forward_step *forward_of(call *c) {
     s->used = c->used;
     s->workers = c->workers;
     s->poll = NULL;
-    s->covered = false;
     return s;
 }
 
 static void run_forward(call *c) {
     ra_forward_step *s = forward_of(c);
     s->scratch = zeros(c->kernel->forward_scratch(&c->problem, 1));
-    if (s->single) c->kernel->fill(s);
+    if (s->single) ra_rows_fill(s->problem, s->workers, &s->used, true, s->out, s->lse, s->m, s->l);
     if (s->item_count) c->kernel->forward(s);
     free(s->scratch);
 }
 
-static void run_fill(call *c) { c->kernel->fill(forward_of(c)); }
-static void run_finish(call *c) { c->kernel->finish(forward_of(c)); }
+static void run_fill(call *c) {
+    const ra_forward_step *s = forward_of(c);
+    ra_rows_fill(s->problem, s->workers, &s->used, s->single, s->out, s->lse, s->m, s->l);
+}
+static void run_finish(call *c) {
+    const ra_forward_step *s = forward_of(c);
+    ra_rows_finish(s->problem, s->workers, &s->used, s->acc, s->m, s->l, s->out, s->lse);
+}
 
 ra_status ra_cuda_backend_forward(const ra_forward_step *step, const char *wanted, const char **path, ra_cuda_error *error) {
     const ra_status status = admit(step->problem, wanted, false, path, error);

@@ -1,6 +1,6 @@
 /* The CPU kernel families, for the table. Each family's functions live in files that carry its name. */
-#ifndef RA_KERNELS_CPU_CPU_H
-#define RA_KERNELS_CPU_CPU_H
+#ifndef RA_DEVICE_CPU_CPU_H
+#define RA_DEVICE_CPU_CPU_H
 
 #include <math.h>
 

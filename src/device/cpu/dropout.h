@@ -1,6 +1,6 @@
 /* The draws of dropout for one row and a run of keys, several at a time: the compiler makes vectors of the loops. */
-#ifndef RA_KERNELS_CPU_DROPOUT_H
-#define RA_KERNELS_CPU_DROPOUT_H
+#ifndef RA_DEVICE_CPU_DROPOUT_H
+#define RA_DEVICE_CPU_DROPOUT_H
 
 #include "core/philox.h"
 #include "device/cpu/step.h"
@@ -34,21 +34,21 @@ static inline void ra_dropout_quads(uint32_t *restrict words, uint64_t seed, int
 static inline uint32_t ra_dropout_threshold(const ra_problem *problem) { return (uint32_t)(problem->dropout * 4294967296.0); }
 
 /* draws[j] = the draw of row r and key first + j, for j in [begin, end). */
-static inline void ra_dropout_draws(uint32_t *restrict draws, const ra_place *place, int64_t r, int64_t first, int64_t begin,
+static inline void ra_dropout_draws(uint32_t *restrict draws, const ra_slab *slab, int64_t r, int64_t first, int64_t begin,
                                     int64_t end) {
-    const ra_problem *problem = place->problem;
-    const uint32_t row = (uint32_t)(place->batch * problem->heads + ra_place_head(place, r)),
-                   branch = (uint32_t)place->item->branch;
-    const int64_t x = ra_place_pos(place, r), rate = place->item->rate;
+    const ra_problem *problem = slab->problem;
+    const uint32_t row = (uint32_t)(slab->batch * problem->heads + ra_slab_head(slab, r)),
+                   branch = (uint32_t)slab->item->branch;
+    const int64_t x = ra_slab_pos(slab, r), rate = slab->item->rate;
     uint32_t words[4 * RA_DROPOUT_QUADS];
     int64_t quad = INT64_MIN; /* of words[0] */
     for (int64_t j = begin; j < end;) {
-        const int64_t y = place->k.pos + (first + j) * place->k.pos_step, lattice = ra_floor_div(y - place->origin, rate);
+        const int64_t y = slab->k.pos + (first + j) * slab->k.pos_step, lattice = ra_floor_div(y - slab->origin, rate);
         if (quad == INT64_MIN || lattice >> 2 >= quad + RA_DROPOUT_QUADS) {
             quad = lattice >> 2;
             ra_dropout_quads(words, problem->seed, x, quad, row, branch);
         }
-        if (place->k.pos_step != rate) { /* keys off the lattice's own pace, one by one */
+        if (slab->k.pos_step != rate) { /* keys off the lattice's own pace, one by one */
             draws[j++] = words[lattice - 4 * quad];
             continue;
         }

@@ -1,6 +1,6 @@
 /* exp for float, in arithmetic that compilers vectorise. */
-#ifndef RA_KERNELS_CPU_EXP_H
-#define RA_KERNELS_CPU_EXP_H
+#ifndef RA_DEVICE_CPU_EXP_H
+#define RA_DEVICE_CPU_EXP_H
 
 #include <math.h>
 #include <stdint.h>

@@ -1,17 +1,17 @@
-/* Keys of a place, packed once for all of its tiles.
+/* Keys of a slab, packed once for all of its tiles.
  *
- *     slot 0    [ panel 0 | panel 1 | .. ]    of place 0, then of 2, 4, ..
- *     slot 1    [ panel 0 | panel 1 | .. ]    of place 1, then of 3, 5, ..
+ *     slot 0    [ panel 0 | panel 1 | .. ]    of slab 0, then of 2, 4, ..
+ *     slot 1    [ panel 0 | panel 1 | .. ]    of slab 1, then of 3, 5, ..
  *
- * A tile enters the slot that its place's number says. A slot whose tiles have all left is free for another place; a tile that
+ * A tile enters the slot that its slab's number says. A slot whose tiles have all left is free for another slab; a tile that
  * finds it in use packs for itself, so nobody waits for a slot. Within it a panel is packed by the tile that comes to it first.
  * Others wait for that one panel, if there is no other to pack; and whoever packs waits for nobody, so every wait ends.
  *
- * Marks name the place, so that nothing is to be cleared when a slot passes on to the next. What the panels look like is the
+ * Marks name the slab, so that nothing is to be cleared when a slot passes on to the next. What the panels look like is the
  * kernel's affair, as is the memory behind them.
  */
-#ifndef RA_KERNELS_CPU_PANELS_H
-#define RA_KERNELS_CPU_PANELS_H
+#ifndef RA_DEVICE_CPU_PANELS_H
+#define RA_DEVICE_CPU_PANELS_H
 
 #include <sched.h>
 #include <stdatomic.h>
@@ -19,8 +19,8 @@
 #include "device/cpu/step.h"
 
 typedef struct ra_slot {
-    _Alignas(64) atomic_uint_fast64_t inside; /* [ place 48 | tiles 16 ] */
-    atomic_uint_fast64_t marks[];             /* of panels: packing or packed for a place; anything else: neither for it */
+    _Alignas(64) atomic_uint_fast64_t inside; /* [ slab 48 | tiles 16 ] */
+    atomic_uint_fast64_t marks[];             /* of panels: packing or packed for a slab; anything else: neither for it */
 } ra_slot;
 
 #define RA_SLOT_TILES UINT64_C(0xffff)
@@ -32,9 +32,9 @@ static inline void ra_slot_clear(ra_slot *slot, int64_t panels) {
     for (int64_t i = 0; i < panels; i++) atomic_init(&slot->marks[i], 0);
 }
 
-/* False: tiles of another place are in it. */
-static inline bool ra_slot_enter(ra_slot *slot, const ra_place *place) {
-    const uint_fast64_t mine = (uint_fast64_t)place->number << 16;
+/* False: tiles of another slab are in it. */
+static inline bool ra_slot_enter(ra_slot *slot, const ra_slab *slab) {
+    const uint_fast64_t mine = (uint_fast64_t)slab->number << 16;
     uint_fast64_t seen = atomic_load_explicit(&slot->inside, memory_order_relaxed), next;
     do {
         const bool same = (seen & ~RA_SLOT_TILES) == mine;
@@ -47,37 +47,37 @@ static inline bool ra_slot_enter(ra_slot *slot, const ra_place *place) {
 
 static inline void ra_slot_leave(ra_slot *slot) { atomic_fetch_sub_explicit(&slot->inside, 1, memory_order_release); }
 
-static inline uint_fast64_t ra_mark_packing(const ra_place *place) { return (uint_fast64_t)place->number * 2 + 1; }
-static inline uint_fast64_t ra_mark_packed(const ra_place *place) { return ra_mark_packing(place) + 1; }
+static inline uint_fast64_t ra_mark_packing(const ra_slab *slab) { return (uint_fast64_t)slab->number * 2 + 1; }
+static inline uint_fast64_t ra_mark_packed(const ra_slab *slab) { return ra_mark_packing(slab) + 1; }
 
-static inline bool ra_panel_packed(const ra_slot *slot, const ra_place *place, int64_t panel) {
-    return atomic_load_explicit(&slot->marks[panel], memory_order_acquire) == ra_mark_packed(place);
+static inline bool ra_panel_packed(const ra_slot *slot, const ra_slab *slab, int64_t panel) {
+    return atomic_load_explicit(&slot->marks[panel], memory_order_acquire) == ra_mark_packed(slab);
 }
 
 /* True: the panel is the caller's to pack, and then to publish. */
-static inline bool ra_panel_take(ra_slot *slot, const ra_place *place, int64_t panel) {
+static inline bool ra_panel_take(ra_slot *slot, const ra_slab *slab, int64_t panel) {
     uint_fast64_t seen = atomic_load_explicit(&slot->marks[panel], memory_order_relaxed);
-    if (seen == ra_mark_packing(place) || seen == ra_mark_packed(place)) return false;
-    return atomic_compare_exchange_strong_explicit(&slot->marks[panel], &seen, ra_mark_packing(place), memory_order_relaxed,
+    if (seen == ra_mark_packing(slab) || seen == ra_mark_packed(slab)) return false;
+    return atomic_compare_exchange_strong_explicit(&slot->marks[panel], &seen, ra_mark_packing(slab), memory_order_relaxed,
                                                    memory_order_relaxed);
 }
 
-static inline void ra_panel_publish(ra_slot *slot, const ra_place *place, int64_t panel) {
-    atomic_store_explicit(&slot->marks[panel], ra_mark_packed(place), memory_order_release);
+static inline void ra_panel_publish(ra_slot *slot, const ra_slab *slab, int64_t panel) {
+    atomic_store_explicit(&slot->marks[panel], ra_mark_packed(slab), memory_order_release);
 }
 
 /* Returns when panels [first, last) are packed. pack(arg, panel) packs those that nobody has taken; while others pack, those up
  * to `end` that the tile will come to. */
-static inline void ra_panels_take(ra_slot *slot, const ra_place *place, int64_t first, int64_t last, int64_t end,
+static inline void ra_panels_take(ra_slot *slot, const ra_slab *slab, int64_t first, int64_t last, int64_t end,
                                   void (*pack)(void *arg, int64_t panel), void *arg) {
     for (int spins = 0;;) {
-        while (first < last && ra_panel_packed(slot, place, first)) first++;
+        while (first < last && ra_panel_packed(slot, slab, first)) first++;
         if (first >= last) return;
         int64_t panel = first;
-        while (panel < end && !ra_panel_take(slot, place, panel)) panel++;
+        while (panel < end && !ra_panel_take(slot, slab, panel)) panel++;
         if (panel < end) {
             pack(arg, panel);
-            ra_panel_publish(slot, place, panel);
+            ra_panel_publish(slot, slab, panel);
         } else {
             ra_relax();
             if (spins++ > 1000) sched_yield(); /* its thread may want this processor */

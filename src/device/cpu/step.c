@@ -1,4 +1,4 @@
-#include "device/cpu/places.h"
+#include "device/cpu/slabs.h"
 
 #include <sched.h>
 #include <string.h>
@@ -56,21 +56,21 @@ static int64_t wave_end(const ra_item *items, int64_t begin, int64_t count, bool
 
 /* -------------------------------------------------------------------------------------------------------- forward */
 
-/* The rows of a wave, place by place, are dealt in large tiles: the more rows, the more use one packing of their keys is. From
+/* The rows of a wave, slab by slab, are dealt in large tiles: the more rows, the more use one packing of their keys is. From
  * row `turn` on tiles are small, to even out the end. */
 typedef struct forward_wave {
     const ra_forward_step *step;
     const ra_item *items;
     const ra_forward_tiles *tiles;
     int64_t large, small, turn;
-    int64_t number; /* of its first place, among those of the step */
+    int64_t number; /* of its first slab, among those of the step */
 } forward_wave;
 
-static int64_t rows_of_place(const ra_problem *problem, const ra_item *item) {
+static int64_t rows_of_slab(const ra_problem *problem, const ra_item *item) {
     return item->q.count * (problem->heads / problem->kv_heads);
 }
 
-/* A place that begins at row `at` of the wave, cut: small tiles for its rows [0, small_rows), large ones for the others. */
+/* A slab that begins at row `at` of the wave, cut: small tiles for its rows [0, small_rows), large ones for the others. */
 typedef struct cut {
     int64_t small_rows, small_tiles, large_tiles;
 } cut;
@@ -83,8 +83,8 @@ static cut cut_of(const forward_wave *wave, int64_t at, int64_t rows) {
     return c;
 }
 
-/* Tiles of the first `count` places of an item that begins at row `at` of the wave. At most one of them has both kinds. */
-static int64_t tiles_of_places(const forward_wave *wave, int64_t at, int64_t rows, int64_t count) {
+/* Tiles of the first `count` slabs of an item that begins at row `at` of the wave. At most one of them has both kinds. */
+static int64_t tiles_of_slabs(const forward_wave *wave, int64_t at, int64_t rows, int64_t count) {
     if (count <= 0) return 0;
     const int64_t full = ra_max(0, ra_min(count, (wave->turn - at) / rows));
     int64_t tiles = full * ra_ceil_div(rows, wave->large);
@@ -94,37 +94,37 @@ static int64_t tiles_of_places(const forward_wave *wave, int64_t at, int64_t row
     return tiles + (count - full - 1) * ra_ceil_div(rows, wave->small);
 }
 
-/* The tiles of a place follow one another, since they read the same keys; the last rows first: under a causal mask they are the
+/* The tiles of a slab follow one another, since they read the same keys; the last rows first: under a causal mask they are the
  * heaviest, and the light ones are left to even out the end. */
 static void forward_task(void *arg, int64_t index, int worker) {
     const forward_wave *wave = arg;
     const ra_problem *problem = wave->step->problem;
     const ra_item *item = wave->items;
-    int64_t at = 0, number = wave->number, rows, places;
+    int64_t at = 0, number = wave->number, rows, slabs;
     for (;; item++) {
-        rows = rows_of_place(problem, item);
-        places = ra_places(problem, item);
-        const int64_t tiles = tiles_of_places(wave, at, rows, places);
+        rows = rows_of_slab(problem, item);
+        slabs = ra_slabs(problem, item);
+        const int64_t tiles = tiles_of_slabs(wave, at, rows, slabs);
         if (index < tiles) break;
         index -= tiles;
-        at += places * rows;
-        number += places;
+        at += slabs * rows;
+        number += slabs;
     }
-    int64_t low = 0, high = places; /* the place is among [low, high) */
+    int64_t low = 0, high = slabs; /* the slab is among [low, high) */
     while (high - low > 1) {
         const int64_t middle = low + (high - low) / 2;
-        if (tiles_of_places(wave, at, rows, middle) <= index) low = middle;
+        if (tiles_of_slabs(wave, at, rows, middle) <= index) low = middle;
         else high = middle;
     }
     const cut c = cut_of(wave, at + low * rows, rows);
-    index -= tiles_of_places(wave, at, rows, low);
+    index -= tiles_of_slabs(wave, at, rows, low);
     const bool large = index < c.large_tiles;
     const int64_t size = large ? wave->large : wave->small, last = large ? rows : c.small_rows;
     const int64_t begin =
         large ? c.small_rows + (c.large_tiles - 1 - index) * size : (c.small_tiles - 1 - (index - c.large_tiles)) * size;
-    ra_place place = ra_place_number(problem, item, low);
-    place.number = number + low;
-    wave->tiles->tile(wave->step, &place, begin, ra_min(begin + size, last),
+    ra_slab slab = ra_slab_number(problem, item, low);
+    slab.number = number + low;
+    wave->tiles->tile(wave->step, &slab, begin, ra_min(begin + size, last),
                       (char *)wave->step->scratch + worker * wave->tiles->scratch);
 }
 
@@ -137,7 +137,7 @@ static void choose_tiles(forward_wave *wave, int64_t all) {
     const int64_t unit = wave->tiles->unit, most = ra_cpu_tile_rows(problem, unit, wave->tiles->rows);
     const int64_t workers = ra_workers_count(wave->step->workers);
     const bool light = wave->tiles->light;
-    const bool masked = problem->left != RA_NO_LIMIT || problem->right != RA_NO_LIMIT || problem->key_begin || problem->key_end;
+    const bool masked = ra_mask_limits(problem->left, problem->right) || problem->key_begin || problem->key_end;
     int64_t tiles = wave->step->poll ? 8 * workers : workers > 1 && masked ? (light ? 16 : 4) * workers : workers;
     const bool small_ends = workers > 1 && !masked && (light || !wave->step->poll);
     wave->turn = small_ends ? all - all / (light ? 2 : 4) : all;
@@ -156,14 +156,14 @@ ra_status ra_cpu_forward(const ra_forward_step *step, const ra_forward_tiles *ti
         int64_t all = 0, count = 0;
         for (int64_t i = begin; i < end; i++)
             all = ra_sat_add(
-                all, ra_sat_mul(ra_places(step->problem, &step->items[i]), rows_of_place(step->problem, &step->items[i])));
+                all, ra_sat_mul(ra_slabs(step->problem, &step->items[i]), rows_of_slab(step->problem, &step->items[i])));
         choose_tiles(&wave, all);
         for (int64_t i = begin, at = 0; i < end; i++) {
-            const int64_t rows = rows_of_place(step->problem, &step->items[i]),
-                          places = ra_places(step->problem, &step->items[i]);
-            count += tiles_of_places(&wave, at, rows, places);
-            at += places * rows;
-            number += places;
+            const int64_t rows = rows_of_slab(step->problem, &step->items[i]),
+                          slabs = ra_slabs(step->problem, &step->items[i]);
+            count += tiles_of_slabs(&wave, at, rows, slabs);
+            at += slabs * rows;
+            number += slabs;
         }
         ra_workers_run(step->workers, count, forward_task, &wave, step->poll, step->poll_arg);
     }
@@ -183,46 +183,46 @@ ra_status ra_cpu_forward(const ra_forward_step *step, const ra_forward_tiles *ti
  * through the rows in the same order; or keeps what it has, to add it later. At its end it adds to its keys, when the one above
  * it is done. Every wait is for a tile that was dealt before, so the first that is not done never waits. A tile that has no
  * pair with some rows passes them on without a wait: rows of a plan lie no further apart than its keys, so rows that meet two
- * tiles meet those between. Of many small places each is one task. */
+ * tiles meet those between. Of many small slabs each is one task. */
 enum { MOST_TILES = 256 }; /* that are dealt in one run: each has a counter */
 
 typedef struct backward_wave {
     const ra_backward_step *step;
     const ra_item *items;
     const ra_backward_tiles *tiles;
-    int64_t first;  /* tile of this run; -1: a task is a place */
+    int64_t first;  /* tile of this run; -1: a task is a slab */
     ra_turn *turns; /* of the tiles of the run */
 } backward_wave;
 
 typedef struct grid {
-    int64_t places, query_blocks, key_blocks;
+    int64_t slabs, query_blocks, key_blocks;
 } grid;
 
 static grid grid_of(const backward_wave *wave, const ra_item *item) {
     const ra_problem *problem = wave->step->problem;
-    grid g = {ra_places(problem, item), ra_ceil_div(rows_of_place(problem, item), wave->tiles->rows),
+    grid g = {ra_slabs(problem, item), ra_ceil_div(rows_of_slab(problem, item), wave->tiles->rows),
               ra_ceil_div(item->k.count, wave->tiles->keys)};
-    if (item->k.count <= 0) g.places = 0;
+    if (item->k.count <= 0) g.slabs = 0;
     return g;
 }
 
 static int64_t tasks_of(const backward_wave *wave, const ra_item *item) {
     const grid g = grid_of(wave, item);
-    return wave->first < 0 ? g.places : g.places * g.query_blocks * g.key_blocks;
+    return wave->first < 0 ? g.slabs : g.slabs * g.query_blocks * g.key_blocks;
 }
 
 /* The keys of tile j that rows of tile i may meet. False: none. */
-static bool pair_keys(const backward_wave *wave, const ra_place *place, int64_t i, int64_t j, int64_t *low, int64_t *high) {
-    ra_place_hull(place, i * wave->tiles->rows, ra_min((i + 1) * wave->tiles->rows, ra_place_rows(place)), low, high);
+static bool pair_keys(const backward_wave *wave, const ra_slab *slab, int64_t i, int64_t j, int64_t *low, int64_t *high) {
+    ra_slab_hull(slab, i * wave->tiles->rows, ra_min((i + 1) * wave->tiles->rows, ra_slab_rows(slab)), low, high);
     *low = ra_max(*low, j * wave->tiles->keys);
     *high = ra_min(*high, (j + 1) * wave->tiles->keys);
     return *low < *high;
 }
 
 /* Does a tile of rows in [from, to) meet keys of tile j? */
-static bool met_among(const backward_wave *wave, const ra_place *place, int64_t from, int64_t to, int64_t j) {
+static bool met_among(const backward_wave *wave, const ra_slab *slab, int64_t from, int64_t to, int64_t j) {
     int64_t low, high;
-    while (from < to && !pair_keys(wave, place, from, j, &low, &high)) from++;
+    while (from < to && !pair_keys(wave, slab, from, j, &low, &high)) from++;
     return from < to;
 }
 
@@ -231,14 +231,14 @@ static void open_sum(const ra_problem *problem, const ra_tensor *sums, int64_t a
     memset((char *)sums->data + at * size, 0, (size_t)(problem->head_dim * size));
 }
 
-void ra_open_rows(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; r++) open_sum(place->problem, &step->dq_acc, ra_place_at(place, &step->dq_acc, r));
+void ra_open_rows(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end) {
+    for (int64_t r = begin; r < end; r++) open_sum(slab->problem, &step->dq_acc, ra_slab_at(slab, &step->dq_acc, r));
 }
 
-void ra_open_keys(const ra_place *place, int64_t first, int64_t last) {
-    const ra_tensor *sums[] = {&place->item->dk_view, &place->item->dv_view};
+void ra_open_keys(const ra_slab *slab, int64_t first, int64_t last) {
+    const ra_tensor *sums[] = {&slab->item->dk_view, &slab->item->dv_view};
     for (int i = 0; i < 2; i++)
-        for (int64_t c = first; c < last; c++) open_sum(place->problem, sums[i], ra_place_key_at(place, sums[i], c));
+        for (int64_t c = first; c < last; c++) open_sum(slab->problem, sums[i], ra_slab_key_at(slab, sums[i], c));
 }
 
 /* 16-bit elements from f32. */
@@ -249,51 +249,51 @@ static void take_sums(const ra_problem *problem, const ra_tensor *result, int64_
 /* Wider types have their sums where the results are. */
 static bool sums_apart(const ra_problem *problem) { return ra_dtype_size(problem->dtype) == 2; }
 
-void ra_close_rows(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end) {
-    if (!sums_apart(place->problem)) return;
+void ra_close_rows(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end) {
+    if (!sums_apart(slab->problem)) return;
     for (int64_t r = begin; r < end; r++)
-        take_sums(place->problem, &step->dq, ra_place_at(place, &step->dq, r), &step->dq_acc,
-                  ra_place_at(place, &step->dq_acc, r));
+        take_sums(slab->problem, &step->dq, ra_slab_at(slab, &step->dq, r), &step->dq_acc,
+                  ra_slab_at(slab, &step->dq_acc, r));
 }
 
-void ra_close_keys(const ra_place *place, int64_t first, int64_t last) {
-    const ra_item *item = place->item;
-    if (!sums_apart(place->problem)) return;
+void ra_close_keys(const ra_slab *slab, int64_t first, int64_t last) {
+    const ra_item *item = slab->item;
+    if (!sums_apart(slab->problem)) return;
     for (int64_t c = first; c < last; c++) {
-        take_sums(place->problem, &item->dk_result, ra_place_key_at(place, &item->dk_result, c), &item->dk_view,
-                  ra_place_key_at(place, &item->dk_view, c));
-        take_sums(place->problem, &item->dv_result, ra_place_key_at(place, &item->dv_result, c), &item->dv_view,
-                  ra_place_key_at(place, &item->dv_view, c));
+        take_sums(slab->problem, &item->dk_result, ra_slab_key_at(slab, &item->dk_result, c), &item->dk_view,
+                  ra_slab_key_at(slab, &item->dk_view, c));
+        take_sums(slab->problem, &item->dv_result, ra_slab_key_at(slab, &item->dv_result, c), &item->dv_view,
+                  ra_slab_key_at(slab, &item->dv_view, c));
     }
 }
 
-static void backward_pair(const backward_wave *wave, ra_place *place, int64_t i, int64_t j, char *scratch) {
+static void backward_pair(const backward_wave *wave, ra_slab *slab, int64_t i, int64_t j, char *scratch) {
     const ra_backward_step *step = wave->step;
-    const int64_t begin = i * wave->tiles->rows, end = ra_min(begin + wave->tiles->rows, ra_place_rows(place));
+    const int64_t begin = i * wave->tiles->rows, end = ra_min(begin + wave->tiles->rows, ra_slab_rows(slab));
     int64_t low, high;
-    if (!pair_keys(wave, place, i, j, &low, &high)) return;
+    if (!pair_keys(wave, slab, i, j, &low, &high)) return;
     bool opens = false, closes = false; /* the rows */
     if (step->single) {
-        place->opens = !met_among(wave, place, 0, i, j);
-        place->closes = !met_among(wave, place, i + 1, ra_ceil_div(ra_place_rows(place), wave->tiles->rows), j);
-        if (place->opens || place->closes) { /* also keys that only other rows meet, or none */
+        slab->opens = !met_among(wave, slab, 0, i, j);
+        slab->closes = !met_among(wave, slab, i + 1, ra_ceil_div(ra_slab_rows(slab), wave->tiles->rows), j);
+        if (slab->opens || slab->closes) { /* also keys that only other rows meet, or none */
             low = j * wave->tiles->keys;
-            high = ra_min(low + wave->tiles->keys, place->k.count);
+            high = ra_min(low + wave->tiles->keys, slab->k.count);
         }
-        ra_place_ends(place, begin, end, wave->tiles->keys, j, &opens, &closes);
+        ra_slab_ends(slab, begin, end, wave->tiles->keys, j, &opens, &closes);
     }
-    const bool around = step->single && !wave->tiles->writes && (sums_apart(place->problem) || !step->zeroed);
-    if (around && opens) ra_open_rows(step, place, begin, end);
-    if (around && place->opens) ra_open_keys(place, low, high);
-    wave->tiles->tile(step, place, begin, end, low, high, scratch);
-    if (around && (closes || place->closes) && wave->tiles->rest) wave->tiles->rest(step, scratch);
+    const bool around = step->single && !wave->tiles->writes && (sums_apart(slab->problem) || !step->zeroed);
+    if (around && opens) ra_open_rows(step, slab, begin, end);
+    if (around && slab->opens) ra_open_keys(slab, low, high);
+    wave->tiles->tile(step, slab, begin, end, low, high, scratch);
+    if (around && (closes || slab->closes) && wave->tiles->rest) wave->tiles->rest(step, scratch);
     if (around && closes) {
-        ra_turn_wait(place->turn, end); /* also for rows that this tile did not add to */
-        ra_close_rows(step, place, begin, end);
+        ra_turn_wait(slab->turn, end); /* also for rows that this tile did not add to */
+        ra_close_rows(step, slab, begin, end);
     }
-    if (around && place->closes) {
-        ra_keys_wait(place); /* the tile may have had nothing to add */
-        ra_close_keys(place, low, high);
+    if (around && slab->closes) {
+        ra_keys_wait(slab); /* the tile may have had nothing to add */
+        ra_close_keys(slab, low, high);
     }
 }
 
@@ -315,21 +315,21 @@ static void backward_task(void *arg, int64_t index, int worker) {
     for (int64_t tasks; left >= (tasks = tasks_of(wave, item)); item++) left -= tasks;
     const grid g = grid_of(wave, item);
     if (wave->first < 0) {
-        ra_place place = ra_place_number(wave->step->problem, item, left);
+        ra_slab slab = ra_slab_number(wave->step->problem, item, left);
         for (int64_t i = 0; i < g.query_blocks; i++)
-            for (int64_t j = 0; j < g.key_blocks; j++) backward_pair(wave, &place, i, j, scratch);
+            for (int64_t j = 0; j < g.key_blocks; j++) backward_pair(wave, &slab, i, j, scratch);
         return;
     }
     const int64_t tile = left % (g.query_blocks * g.key_blocks), i = tile / g.key_blocks, j = tile % g.key_blocks;
-    ra_place place = ra_place_number(wave->step->problem, item, left / (g.query_blocks * g.key_blocks));
+    ra_slab slab = ra_slab_number(wave->step->problem, item, left / (g.query_blocks * g.key_blocks));
     ra_turn *turn = &wave->turns[index];
     turn->before = j > 0 && index > 0 ? turn - 1 : NULL;
-    place.turn = turn;
-    place.above = i > 0 && index >= g.key_blocks ? turn - g.key_blocks : NULL;
-    backward_pair(wave, &place, i, j, scratch);
-    if (!ra_keys_come(&place)) { /* it had nothing to add to them: then those above it are still done when it is */
+    slab.turn = turn;
+    slab.above = i > 0 && index >= g.key_blocks ? turn - g.key_blocks : NULL;
+    backward_pair(wave, &slab, i, j, scratch);
+    if (!ra_keys_come(&slab)) { /* it had nothing to add to them: then those above it are still done when it is */
         backward_rest(arg, worker);
-        ra_keys_wait(&place);
+        ra_keys_wait(&slab);
     }
     if (!turn->kept) ra_turn_pass(turn, INT64_MAX);
 }
@@ -354,15 +354,15 @@ ra_status ra_cpu_backward(const ra_backward_step *step, const ra_backward_tiles 
     for (int64_t begin = 0, end; begin < step->item_count; begin = end) {
         end = wave_end(step->items, begin, step->item_count, true);
         backward_wave wave = {step, step->items + begin, tiles, -1, turns};
-        int64_t places = 0, count = 0, most = 0;
+        int64_t slabs = 0, count = 0, most = 0;
         for (int64_t i = begin; i < end; i++) {
             const grid g = grid_of(&wave, &step->items[i]);
-            places += g.places;
-            count += g.places * g.query_blocks * g.key_blocks;
+            slabs += g.slabs;
+            count += g.slabs * g.query_blocks * g.key_blocks;
             most = ra_max(most, g.query_blocks * g.key_blocks);
         }
-        if (places >= 4 * (int64_t)ra_workers_count(step->workers) && most <= 64) {
-            ra_workers_run(step->workers, places, backward_task, &wave, step->poll, step->poll_arg);
+        if (slabs >= 4 * (int64_t)ra_workers_count(step->workers) && most <= 64) {
+            ra_workers_run(step->workers, slabs, backward_task, &wave, step->poll, step->poll_arg);
             continue;
         }
         for (wave.first = 0; wave.first < count; wave.first += MOST_TILES) {

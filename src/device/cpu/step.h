@@ -1,18 +1,18 @@
 /* The CPU's half of the seam: cuts a step into tiles and hands them to the workers.
  *
- * A place is one turn of an item's loops for one batch entry and one KV head: a progression of query rows against one of keys.
- * The query heads of a group share their keys, so a place counts query rows and heads together: row r of a place is query a = r
+ * A slab is one turn of an item's loops for one batch entry and one KV head: a progression of query rows against one of keys.
+ * The query heads of a group share their keys, so a slab counts query rows and heads together: row r of a slab is query a = r
  * / group of the item, head u = r % group. Tiles are intervals of such rows, and in backward intervals of keys as well. All of
  * it is arithmetic on a tile's number; nothing is listed.
  */
-#ifndef RA_KERNELS_CPU_STEP_H
-#define RA_KERNELS_CPU_STEP_H
+#ifndef RA_DEVICE_CPU_STEP_H
+#define RA_DEVICE_CPU_STEP_H
 
 #include <stdatomic.h>
 
 #include "device/kernel.h"
 
-typedef struct ra_place {
+typedef struct ra_slab {
     const ra_problem *problem;
     const ra_item *item;
     ra_item_rows q, k; /* the item's, with the loops applied */
@@ -21,12 +21,12 @@ typedef struct ra_place {
     int64_t kv_index;  /* head index of the item's views */
     int64_t head;      /* first query head of the group */
     int64_t group;     /* query heads of a KV head */
-    int64_t number;    /* of a forward tile: among the places of the step */
+    int64_t number;    /* of a forward tile: among the slabs of the step */
     /* Of a backward tile. */
     struct ra_turn *turn;        /* NULL: nobody else adds to the same rows */
     const struct ra_turn *above; /* of the tile that adds to the same keys before this one; NULL: none does */
     bool opens, closes;          /* in a single step: no tile before this one adds to its keys; none after it does */
-} ra_place;
+} ra_slab;
 
 /* The order of the sums of dq. A tile goes through its rows in order: it waits before it adds to them, and passes them on. */
 typedef struct ra_turn {
@@ -44,10 +44,10 @@ bool ra_turn_comes_soon(const ra_turn *turn, int64_t rows);
 void ra_turn_wait(const ra_turn *turn, int64_t rows);
 
 /* May the tile add to dk and dv of its keys? */
-static inline bool ra_keys_come(const ra_place *place) {
-    return ra_turn_has_come(&(ra_turn){.before = place->above}, INT64_MAX);
+static inline bool ra_keys_come(const ra_slab *slab) {
+    return ra_turn_has_come(&(ra_turn){.before = slab->above}, INT64_MAX);
 }
-static inline void ra_keys_wait(const ra_place *place) { ra_turn_wait(&(ra_turn){.before = place->above}, INT64_MAX); }
+static inline void ra_keys_wait(const ra_slab *slab) { ra_turn_wait(&(ra_turn){.before = slab->above}, INT64_MAX); }
 
 /* A tile that goes through some rows again takes nothing back. */
 static inline void ra_turn_pass(ra_turn *turn, int64_t rows) {
@@ -63,11 +63,11 @@ static inline void *ra_carve(char **at, int64_t bytes) {
     return here;
 }
 
-/* Computes rows [begin, end) of a place. scratch is the worker's own, 64-byte aligned. */
-typedef void ra_forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch);
-/* Adds what rows [begin, end) and keys [key_begin, key_end) of a place give each other to dq_acc in its turn, and to dk_view
+/* Computes rows [begin, end) of a slab. scratch is the worker's own, 64-byte aligned. */
+typedef void ra_forward_tile(const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t end, void *scratch);
+/* Adds what rows [begin, end) and keys [key_begin, key_end) of a slab give each other to dq_acc in its turn, and to dk_view
  * and dv_view when the keys come. */
-typedef void ra_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
+typedef void ra_backward_tile(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end,
                               int64_t key_begin, int64_t key_end, void *scratch);
 
 /* Tile functions, with the sizes of their tiles and the bytes of a worker. */
@@ -93,10 +93,10 @@ ra_status ra_cpu_backward(const ra_backward_step *step, const ra_backward_tiles 
 
 /* For tiles that only add, in a single step: what comes before the first of them that adds to some rows, or to some keys, and
  * after the last. */
-void ra_open_rows(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end);
-void ra_close_rows(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end);
-void ra_open_keys(const ra_place *place, int64_t first, int64_t last);
-void ra_close_keys(const ra_place *place, int64_t first, int64_t last);
+void ra_open_rows(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end);
+void ra_close_rows(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end);
+void ra_open_keys(const ra_slab *slab, int64_t first, int64_t last);
+void ra_close_keys(const ra_slab *slab, int64_t first, int64_t last);
 
 /* Rows of the largest forward tile that a problem can have. */
 static inline int64_t ra_cpu_tile_rows(const ra_problem *problem, int64_t unit, int64_t most) {
@@ -104,47 +104,47 @@ static inline int64_t ra_cpu_tile_rows(const ra_problem *problem, int64_t unit, 
     return rows < most ? ra_max(1, ra_ceil_div(rows, unit)) * unit : most;
 }
 
-/* The query of row r of the place. (Divisions are slow, and most groups have one head.) */
-static inline int64_t ra_place_query(const ra_place *p, int64_t r) { return p->group == 1 ? r : r / p->group; }
+/* The query of row r of the slab. (Divisions are slow, and most groups have one head.) */
+static inline int64_t ra_slab_query(const ra_slab *p, int64_t r) { return p->group == 1 ? r : r / p->group; }
 /* The head of row r, its query's row in q and its position. */
-static inline int64_t ra_place_head(const ra_place *p, int64_t r) { return p->head + (p->group == 1 ? 0 : r % p->group); }
-static inline int64_t ra_place_row(const ra_place *p, int64_t r) { return p->q.row + ra_place_query(p, r) * p->q.row_step; }
-static inline int64_t ra_place_pos(const ra_place *p, int64_t r) { return p->q.pos + ra_place_query(p, r) * p->q.pos_step; }
-static inline int64_t ra_place_rows(const ra_place *p) { return p->q.count * p->group; }
+static inline int64_t ra_slab_head(const ra_slab *p, int64_t r) { return p->head + (p->group == 1 ? 0 : r % p->group); }
+static inline int64_t ra_slab_row(const ra_slab *p, int64_t r) { return p->q.row + ra_slab_query(p, r) * p->q.row_step; }
+static inline int64_t ra_slab_pos(const ra_slab *p, int64_t r) { return p->q.pos + ra_slab_query(p, r) * p->q.pos_step; }
+static inline int64_t ra_slab_rows(const ra_slab *p) { return p->q.count * p->group; }
 /* The offset of row r in a tensor of q's shape (or lse's). */
-static inline int64_t ra_place_at(const ra_place *p, const ra_tensor *t, int64_t r) {
-    return p->batch * t->batch + ra_place_row(p, r) * t->row + ra_place_head(p, r) * t->head;
+static inline int64_t ra_slab_at(const ra_slab *p, const ra_tensor *t, int64_t r) {
+    return p->batch * t->batch + ra_slab_row(p, r) * t->row + ra_slab_head(p, r) * t->head;
 }
 /* The offset of key c in one of the item's views. */
-static inline int64_t ra_place_key_at(const ra_place *p, const ra_tensor *t, int64_t c) {
+static inline int64_t ra_slab_key_at(const ra_slab *p, const ra_tensor *t, int64_t c) {
     return p->batch * t->batch + (p->k.row + c * p->k.row_step) * t->row + p->kv_index * t->head;
 }
 /* The keys [*begin, *end) of row r. */
-static inline void ra_place_interval(const ra_place *p, int64_t r, int64_t *begin, int64_t *end) {
-    ra_key_interval(p->problem, p->batch, ra_place_pos(p, r), p->k.pos, p->k.pos_step, p->k.count, begin, end);
+static inline void ra_slab_interval(const ra_slab *p, int64_t r, int64_t *begin, int64_t *end) {
+    ra_key_interval(p->problem, p->batch, ra_slab_pos(p, r), p->k.pos, p->k.pos_step, p->k.count, begin, end);
 }
 /* Keys outside [*begin, *end) are met by none of the rows [first, last): intervals move up with the position. */
-static inline void ra_place_hull(const ra_place *p, int64_t first, int64_t last, int64_t *begin, int64_t *end) {
+static inline void ra_slab_hull(const ra_slab *p, int64_t first, int64_t last, int64_t *begin, int64_t *end) {
     int64_t unused;
-    ra_place_interval(p, first, begin, &unused);
-    ra_place_interval(p, last - 1, &unused, end);
+    ra_slab_interval(p, first, begin, &unused);
+    ra_slab_interval(p, last - 1, &unused, end);
     *end = ra_max(*begin, ra_min(*end, p->k.count)); /* an empty interval may lie beyond the keys */
 }
 
 /* Keys come in tiles. Is tile `j` the first that rows [first, last) meet, the last? */
-static inline void ra_place_ends(const ra_place *p, int64_t first, int64_t last, int64_t keys, int64_t j, bool *opens,
+static inline void ra_slab_ends(const ra_slab *p, int64_t first, int64_t last, int64_t keys, int64_t j, bool *opens,
                                  bool *closes) {
     int64_t begin, end;
-    ra_place_hull(p, first, last, &begin, &end);
+    ra_slab_hull(p, first, last, &begin, &end);
     *opens = begin < end && begin / keys == j;
     *closes = begin < end && (end - 1) / keys == j;
 }
 
 /* Do rows [first, last) all meet the same keys, [*begin, *end)? If not, those are met by the first. */
-static inline bool ra_place_alike(const ra_place *p, int64_t first, int64_t last, int64_t *begin, int64_t *end) {
+static inline bool ra_slab_alike(const ra_slab *p, int64_t first, int64_t last, int64_t *begin, int64_t *end) {
     int64_t last_begin, last_end;
-    ra_place_interval(p, first, begin, end);
-    ra_place_interval(p, last - 1, &last_begin, &last_end);
+    ra_slab_interval(p, first, begin, end);
+    ra_slab_interval(p, last - 1, &last_begin, &last_end);
     return *begin == last_begin && *end == last_end;
 }
 

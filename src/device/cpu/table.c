@@ -2,7 +2,7 @@
 #include "core/cpu.h"
 #include "core/status.h"
 #include "device/cpu/cpu.h"
-#include "device/rows.h"
+#include "device/cpu/device.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -50,30 +50,17 @@ static const char *at_most_32_bits(const ra_problem *problem) {
 #define CPU_KERNEL(name_, functions, unavailable_, unsupported_)                                                               \
     static const ra_kernel kernel_##name_ = {                                                                                  \
         .name = #name_,                                                                                                        \
-        .device = RA_DEVICE_CPU,                                                                                               \
+        .device = &ra_cpu_device,                                                                                              \
         .unavailable = unavailable_,                                                                                           \
         .unsupported = unsupported_,                                                                                           \
         .forward_scratch = ra_##functions##_forward_scratch,                                                                   \
         .backward_scratch = ra_##functions##_backward_scratch,                                                                 \
-        .fill = fill_rows,                                                                                                     \
-        .finish = finish_rows,                                                                                                 \
         .forward = ra_##functions##_forward,                                                                                   \
         .backward_unsupported = anything,                                                                                      \
         .backward_begin = ra_cpu_backward_begin,                                                                               \
         .backward_end = ra_cpu_backward_end,                                                                                   \
         .backward = ra_##functions##_backward,                                                                                 \
     };
-
-static ra_status fill_rows(const ra_forward_step *s) {
-    if (s->covered) ra_rows_fill_gaps(s->problem, s->workers, &s->used, s->out, s->lse, s->problem->rows_q, s->problem->heads);
-    else ra_rows_fill(s->problem, s->workers, &s->used, s->single, s->out, s->lse, s->m, s->l);
-    return RA_OK;
-}
-
-static ra_status finish_rows(const ra_forward_step *s) {
-    ra_rows_finish(s->problem, s->workers, &s->used, s->acc, s->m, s->l, s->out, s->lse);
-    return RA_OK;
-}
 
 /* A kernel of another processor stays in the list, so that whoever asks for it learns why it is not here. */
 #ifdef RA_HAVE_X86_KERNELS
@@ -98,6 +85,12 @@ static const ra_kernel *const kernels[] = {
     &ra_kernel_cuda, &ra_kernel_sm90a, &ra_kernel_sm80, &kernel_amx, &kernel_avx512, &kernel_avx2, &kernel_neon, &kernel_scalar,
 };
 enum { KERNELS = sizeof kernels / sizeof *kernels };
+
+const ra_device_ops *ra_device_of(ra_device kind) {
+    for (int i = 0; i < KERNELS; i++)
+        if (kernels[i]->device->kind == kind) return kernels[i]->device;
+    return NULL;
+}
 
 bool ra_kernel_list(int index, ra_kernel_info *info) {
     if (index < 0 || index >= KERNELS) return false;
@@ -128,9 +121,9 @@ static const ra_kernel *by_name(const char *name) {
 static ra_status find_named(const char *name, ra_device device, const ra_problem *problem, const ra_kernel **kernel) {
     const ra_kernel *k = by_name(name);
     if (!k) return ra_fail(RA_NOT_AVAILABLE, "this build has no kernel '%s'", name);
-    if (k->device != device)
+    if (k->device->kind != device)
         return ra_fail(RA_NOT_AVAILABLE, "kernel '%s' runs on the %s, and the tensors are not there", name,
-                       k->device == RA_DEVICE_CUDA ? "GPU" : "CPU");
+                       k->device->name);
     const char *reason = why_not(k, problem);
     if (reason) return ra_fail(RA_NOT_AVAILABLE, "kernel '%s' cannot be used: %s", name, reason);
     *kernel = k;
@@ -144,7 +137,7 @@ static ra_status find_preferred(const char *name, ra_device device, const ra_pro
     if (!k) return ra_fail(RA_NOT_AVAILABLE, "RINGATTN_KERNEL: this build has no kernel '%s'", name);
     if (k->unavailable())
         return ra_fail(RA_NOT_AVAILABLE, "RINGATTN_KERNEL: kernel '%s' cannot be used: %s", name, k->unavailable());
-    *kernel = k->device == device && !k->unsupported(problem) ? k : NULL;
+    *kernel = k->device->kind == device && !k->unsupported(problem) ? k : NULL;
     return RA_OK;
 }
 
@@ -160,13 +153,13 @@ ra_status ra_kernel_find(const char *name, ra_device device, const ra_problem *p
     }
     const ra_kernel *last = NULL;
     for (int i = 0; i < KERNELS; i++) {
-        if (kernels[i]->device != device) continue;
+        if (kernels[i]->device->kind != device) continue;
         last = kernels[i];
         if (why_not(last, problem)) continue;
         *kernel = last;
         return RA_OK;
     }
     if (!last)
-        return ra_fail(RA_NOT_AVAILABLE, "this build has no kernels for the %s", device == RA_DEVICE_CUDA ? "GPU" : "CPU");
+        return ra_fail(RA_NOT_AVAILABLE, "this build has no kernels for the GPU");
     return ra_fail(RA_NOT_AVAILABLE, "kernel '%s' cannot be used: %s", last->name, why_not(last, problem));
 }

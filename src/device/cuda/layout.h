@@ -49,7 +49,7 @@
     F(ra_used_rows, ra_used *, sets) F(ra_used_rows, int64_t, count) F(ra_used_rows, int64_t, modulus)                         \
     S(ra_forward_step)                                                                                                         \
     F(ra_forward_step, ra_problem *, problem) F(ra_forward_step, ra_item *, items) F(ra_forward_step, int64_t, item_count)     \
-    F(ra_forward_step, bool, single) F(ra_forward_step, bool, closes) F(ra_forward_step, bool, covered)                        \
+    F(ra_forward_step, bool, single) F(ra_forward_step, bool, closes)                                                          \
     F(ra_forward_step, ra_tensor, q) F(ra_forward_step, ra_tensor, out) F(ra_forward_step, ra_tensor, lse)                     \
     F(ra_forward_step, ra_tensor, acc) F(ra_forward_step, ra_tensor, m) F(ra_forward_step, ra_tensor, l)                       \
     F(ra_forward_step, ra_used_rows, used) F(ra_forward_step, void *, stream) F(ra_forward_step, void *, workers)              \

@@ -96,15 +96,14 @@ static int64_t backward_scratch(const ra_problem *problem, int workers) {
     return loaded ? backend.scratch(problem, true) : 0;
 }
 
-static bool capturing(void *stream) { return loaded && backend.capturing(stream); }
+bool ra_cuda_capturing(void *stream) { return loaded && backend.capturing(stream); }
 
-/* When `single`, forward fills the rows that no item meets. */
-static ra_status fill(const ra_forward_step *step) {
+ra_status ra_cuda_fill(const ra_forward_step *step) {
     RA_TRY(need());
-    return step->single ? RA_OK : told(backend.fill(step, &failure));
+    return told(backend.fill(step, &failure));
 }
 
-static ra_status finish(const ra_forward_step *step) {
+ra_status ra_cuda_finish(const ra_forward_step *step) {
     RA_TRY(need());
     return told(backend.finish(step, &failure));
 }
@@ -135,18 +134,6 @@ static ra_status backward_end(const ra_backward_rows *r) {
     return RA_OK;
 }
 
-static void *device_alloc(int64_t bytes) {
-    void *memory = NULL;
-    return ra_cuda_alloc(bytes, &memory) == RA_OK ? memory : NULL;
-}
-
-static void device_free(void *memory, int64_t bytes) {
-    (void)bytes;
-    ra_cuda_free(memory);
-}
-
-static const ra_memory device_memory = {device_alloc, device_free};
-
 static const char *unsupported(const ra_problem *problem, const char *wanted, bool backward) {
     pthread_once(&once, load);
     return loaded ? backend.unsupported(problem, wanted, backward) : missing;
@@ -170,16 +157,12 @@ static ra_status backward(const ra_backward_step *step, const char *wanted) {
     static ra_status backward_##name_(const ra_backward_step *step) { return backward(step, wanted); }                         \
     const ra_kernel ra_kernel_##name_ = {                                                                                      \
         .name = #name_,                                                                                                        \
-        .device = RA_DEVICE_CUDA,                                                                                              \
-        .memory = &device_memory,                                                                                              \
+        .device = &ra_cuda_device_ops,                                                                                         \
         .unavailable = unavailable,                                                                                            \
         .unsupported = unsupported_##name_,                                                                                    \
-        .capturing = capturing,                                                                                                \
         .forward_scratch = forward_scratch,                                                                                    \
         .backward_scratch = backward_scratch,                                                                                  \
         .direct = true,                                                                                                        \
-        .fill = fill,                                                                                                          \
-        .finish = finish,                                                                                                      \
         .forward = forward_##name_,                                                                                            \
         .backward_unsupported = backward_unsupported_##name_,                                                                  \
         .backward_begin = backward_begin,                                                                                      \

@@ -1,8 +1,8 @@
 /* bf16 by AMX: tiles multiply it as it is. */
 #include <stdint.h>
 
-#define PIECES 1
+#define LIMBS 1
 typedef uint16_t element;
 #define FAMILY(name) ra_amx_bf16_##name
-#include "device/cpu/amx/amx_backward.h"
-#include "device/cpu/amx/amx_forward.h"
+#include "device/cpu/amx/amx_backward.inc.h"
+#include "device/cpu/amx/amx_forward.inc.h"

@@ -11,4 +11,4 @@
 #define VEC_POWER(x, p, n, shifted)                                                                                            \
     ((void)(n), (p) * (vec)(((ivec)_mm256_min_ps(_mm256_set1_ps(12582912.0f + 126), shifted) + 127) << 23))
 #define VEC_LOAD_F16(p) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i_u *)(p)))
-#include "device/cpu/fma/fma.h"
+#include "device/cpu/fma/fma.inc.h"

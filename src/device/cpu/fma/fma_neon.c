@@ -16,4 +16,4 @@
     ((void)(n),                                                                                                                \
      (p)*vreinterpretq_f32_s32(vqshlq_n_s32(vaddq_s32(vreinterpretq_s32_f32(shifted), vdupq_n_s32(127 - 0x4B400000)), 23)))
 #define VEC_LOAD_F16(p) vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p)))
-#include "device/cpu/fma/fma.h"
+#include "device/cpu/fma/fma.inc.h"

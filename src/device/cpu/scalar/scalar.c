@@ -14,7 +14,7 @@ enum { RA_MAX_DIM = 256, ROWS = 32, KEYS = 128, BACKWARD_ROWS = 128 };
 #define REAL_TYPE RA_F32
 #define NAME(x) f32_##x
 static float f32_exp(float x) { return ra_exp_f32(x); }
-#include "device/cpu/scalar/scalar_tile.h"
+#include "device/cpu/scalar/scalar_tile.inc.h"
 #undef real
 #undef REAL_TYPE
 #undef NAME
@@ -23,7 +23,7 @@ static float f32_exp(float x) { return ra_exp_f32(x); }
 #define REAL_TYPE RA_F64
 #define NAME(x) f64_##x
 static double f64_exp(double x) { return exp(x); }
-#include "device/cpu/scalar/scalar_tile.h"
+#include "device/cpu/scalar/scalar_tile.inc.h"
 #undef real
 #undef REAL_TYPE
 #undef NAME
@@ -42,19 +42,19 @@ static int64_t backward_space(const ra_problem *problem) {
                                     : f32_backward_arrays(problem->head_dim, NULL, &single);
 }
 
-void ra_scalar_forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
+void ra_scalar_forward_tile(const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t end, void *scratch) {
     ra_forward_tile *tile = step->problem->dtype == RA_F64 ? f64_forward_tile : f32_forward_tile;
-    for (; begin < end; begin += ROWS) tile(step, place, begin, ra_min(begin + ROWS, end), scratch);
+    for (; begin < end; begin += ROWS) tile(step, slab, begin, ra_min(begin + ROWS, end), scratch);
 }
 
-void ra_scalar_backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
+void ra_scalar_backward_tile(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end, int64_t first,
                              int64_t last, void *scratch) {
     ra_backward_tile *tile = step->problem->dtype == RA_F64 ? f64_backward_tile : f32_backward_tile;
-    ra_turn held = {.before = place->turn ? place->turn->before : NULL};
-    ra_place part = *place;
+    ra_turn held = {.before = slab->turn ? slab->turn->before : NULL};
+    ra_slab part = *slab;
     part.turn = &held; /* rows are passed on with the last keys */
     for (; last - first > KEYS; first += KEYS) tile(step, &part, begin, end, first, first + KEYS, scratch);
-    tile(step, place, begin, end, first, last, scratch);
+    tile(step, slab, begin, end, first, last, scratch);
 }
 
 int64_t ra_scalar_forward_scratch(const ra_problem *problem, int workers) { return workers * forward_space(problem); }

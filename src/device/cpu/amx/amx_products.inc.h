@@ -1,26 +1,27 @@
-/* Products of packed tiles (amx.h), and the work that goes on meanwhile: amx_forward.h and amx_backward.h are made of them. */
-#ifndef RA_KERNELS_CPU_AMX_PRODUCTS_H
-#define RA_KERNELS_CPU_AMX_PRODUCTS_H
+/* Products of packed tiles (amx.inc.h), and the work that goes on meanwhile: amx_forward.inc.h and amx_backward.inc.h are made
+ * of them. */
+#ifndef RA_DEVICE_CPU_AMX_PRODUCTS_H
+#define RA_DEVICE_CPU_AMX_PRODUCTS_H
 
-#include "device/cpu/amx/amx.h"
+#include "device/cpu/amx/amx.inc.h"
 
 /* What the tiles hold: sums that are owed to c, or to be added to it. f32 rounds at every sum, so that a long one is formed in
- * parts: a product of it begins at nothing, goes to `room`, and is added to c by vectors. Of others the tiles begin with c. */
+ * parts: a product of it begins at nothing, goes to `partial`, and is added to c by vectors. Others begin with c. */
 typedef struct debt {
     float *c; /* NULL: nothing */
     bool adds;
-    float *room;
+    float *partial;
 } debt;
 
-INLINE void add_tile(float *c, const float *room) {
-    for (int i = 0; i < SUMS; i += 16) store(c + i, load(c + i) + load(room + i));
+INLINE void add_tile(float *c, const float *partial) {
+    for (int i = 0; i < SUMS; i += 16) store(c + i, load(c + i) + load(partial + i));
 }
 
 #define PAY(i, offset)                                                                                                         \
     do {                                                                                                                       \
-        if (PIECES == 3 && adds_) {                                                                                            \
-            TILE_STORE(i, room_ + (offset), 64);                                                                               \
-            add_tile(owed_ + (offset), room_ + (offset));                                                                      \
+        if (LIMBS == 3 && adds_) {                                                                                             \
+            TILE_STORE(i, partial_ + (offset), 64);                                                                            \
+            add_tile(owed_ + (offset), partial_ + (offset));                                                                   \
         } else {                                                                                                               \
             TILE_STORE(i, owed_ + (offset), 64);                                                                               \
         }                                                                                                                      \
@@ -34,7 +35,7 @@ INLINE void add_tile(float *c, const float *room) {
             TILE_REST();                                                                                                       \
         }                                                                                                                      \
         if (!first_) break;                                                                                                    \
-        if (!add || PIECES == 3) {                                                                                             \
+        if (!add || LIMBS == 3) {                                                                                              \
             TILE_ZERO(i);                                                                                                      \
             break;                                                                                                             \
         }                                                                                                                      \
@@ -71,8 +72,8 @@ INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { r
     } while (0)
 #define TURN_ALONE(unit) TILE_REST()
 
-/* A product of pieces: both of them new in the tiles, or that of A, or that of B. */
-#define NEW_PIECES(of_a, of_b, load_a, unit, turn)                                                                             \
+/* A product of limbs: both of them new in the tiles, or that of A, or that of B. */
+#define NEW_LIMBS(of_a, of_b, load_a, unit, turn)                                                                              \
     load_a(4, a + (of_a)*2 * TILE, 64);                                                                                        \
     turn(unit);                                                                                                                \
     TILE_STREAM(6, b + (of_b)*2 * TILE, 64);                                                                                   \
@@ -110,25 +111,25 @@ INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { r
 #define NEW_A(of_a, load_a, unit, turn) ONE_NEW(load_a, 4, 5, a + (of_a)*2 * TILE, 1, 4, 7, 2, 5, 6, unit, turn)
 #define NEW_B(of_b, unit, turn) ONE_NEW(TILE_STREAM, 6, 7, b + (of_b)*2 * TILE, 2, 5, 6, 1, 4, 7, unit, turn)
 
-/* A step of depth: so many tile instructions. Of two neighbouring products of pieces one stays. */
-#if PIECES == 1
+/* A step of depth: so many tile instructions. Of two neighbouring products of limbs one stays. */
+#if LIMBS == 1
 enum { TURNS = 8 };
-#define ALL_PIECES(load_a, unit, turn) NEW_PIECES(0, 0, load_a, unit, turn)
-#elif PIECES == 2
+#define ALL_LIMBS(load_a, unit, turn) NEW_LIMBS(0, 0, load_a, unit, turn)
+#elif LIMBS == 2
 enum { TURNS = 26 };
-#define ALL_PIECES(load_a, unit, turn)                                                                                         \
-    NEW_PIECES(1, 1, load_a, unit, turn);                                                                                      \
+#define ALL_LIMBS(load_a, unit, turn)                                                                                          \
+    NEW_LIMBS(1, 1, load_a, unit, turn);                                                                                       \
     NEW_B(0, unit, turn);                                                                                                      \
     NEW_A(0, load_a, unit, turn);                                                                                              \
     NEW_B(1, unit, turn)
 #else
 enum { TURNS = 38, SMALL_TURNS = 32 };
-#define ALL_PIECES(load_a, unit, turn)                                                                                         \
-    SMALL_PIECES(load_a, unit, turn);                                                                                          \
+#define ALL_LIMBS(load_a, unit, turn)                                                                                          \
+    SMALL_LIMBS(load_a, unit, turn);                                                                                           \
     NEW_A(0, load_a, unit, turn)
 /* All but the product of the largest. */
-#define SMALL_PIECES(load_a, unit, turn)                                                                                       \
-    NEW_PIECES(0, 2, load_a, unit, turn);                                                                                      \
+#define SMALL_LIMBS(load_a, unit, turn)                                                                                        \
+    NEW_LIMBS(0, 2, load_a, unit, turn);                                                                                       \
     NEW_B(1, unit, turn);                                                                                                      \
     NEW_A(1, load_a, unit, turn);                                                                                              \
     NEW_B(0, unit, turn);                                                                                                      \
@@ -136,30 +137,30 @@ enum { TURNS = 38, SMALL_TURNS = 32 };
 #endif
 
 /* All steps of depth: written out; as many times the same code, for units that come out even; or whatever there is to do. */
-#define STEP_OF(pieces, load_a, unit, turn)                                                                                    \
+#define STEP_OF(limbs, load_a, unit, turn)                                                                                     \
     const bool first_ = step_ == 0;                                                                                            \
-    pieces(load_a, unit, turn);                                                                                                \
+    limbs(load_a, unit, turn);                                                                                                 \
     a += STEP;                                                                                                                 \
     b += b_step;                                                                                                               \
     owed_ = NULL
-#define STEPS_WRITTEN_OUT(pieces, turns, load_a, unit)                                                                         \
+#define STEPS_WRITTEN_OUT(limbs, turns, load_a, unit)                                                                          \
     do {                                                                                                                       \
         const int64_t from_ = from, to_ = to, parts_ = (turns)*depth;                                                          \
         int64_t part_ = 0;                                                                                                     \
-        _Pragma("GCC unroll 8") for (int64_t step_ = 0; step_ < depth; step_++) { STEP_OF(pieces, load_a, unit, TURN_KNOWN); } \
+        _Pragma("GCC unroll 8") for (int64_t step_ = 0; step_ < depth; step_++) { STEP_OF(limbs, load_a, unit, TURN_KNOWN); }  \
     } while (0)
-#define STEPS_EQUAL(pieces, turns, load_a, unit)                                                                               \
+#define STEPS_EQUAL(limbs, turns, load_a, unit)                                                                                \
     _Pragma("GCC unroll 1") for (int64_t step_ = 0; step_ < depth; step_++) {                                                  \
         const int64_t from_ = from + (to - from) / depth * step_, to_ = from_ + (to - from) / depth, parts_ = turns;           \
         int64_t part_ = 0;                                                                                                     \
-        STEP_OF(pieces, load_a, unit, TURN_KNOWN);                                                                             \
+        STEP_OF(limbs, load_a, unit, TURN_KNOWN);                                                                              \
     }
-#define STEPS_COUNTED(pieces, turns, load_a, unit)                                                                             \
+#define STEPS_COUNTED(limbs, turns, load_a, unit)                                                                              \
     do {                                                                                                                       \
         const int64_t parts_ = (turns)*depth;                                                                                  \
         int64_t due_ = 0, unit_ = from;                                                                                        \
         _Pragma("GCC unroll 1") for (int64_t step_ = 0; step_ < depth; step_++) {                                              \
-            STEP_OF(pieces, load_a, unit, TURN_COUNTED);                                                                       \
+            STEP_OF(limbs, load_a, unit, TURN_COUNTED);                                                                        \
         }                                                                                                                      \
     } while (0)
 
@@ -178,11 +179,11 @@ enum { TURNS = 38, SMALL_TURNS = 32 };
         __asm__ volatile("" ::: "memory"); /* compilers do not know that a tile load reads memory */                           \
         float *owed_ = owed->c;                                                                                                \
         const bool adds_ = owed->adds;                                                                                         \
-        float *const room_ = owed->room;                                                                                       \
+        float *const partial_ = owed->partial;                                                                                 \
         ALL_STEPS(UNROLL_STEPS &&__builtin_constant_p(depth), load_a, unit, unit_call, small_first);                           \
         owed->c = c;                                                                                                           \
         owed->adds = add;                                                                                                      \
-        (void)adds_, (void)room_;                                                                                              \
+        (void)adds_, (void)partial_;                                                                                           \
     }
 /* Where depth is known there is one for every call, as it knows what `add` is then. */
 #if UNROLL_STEPS
@@ -192,41 +193,41 @@ enum { TURNS = 38, SMALL_TURNS = 32 };
 #define PRODUCT_FUNCTION static __attribute__((noinline))
 #define SMALL_FIRST (!add)
 #endif
-#if PIECES == 1
+#if LIMBS == 1
 #define PRODUCT(name, load_a, work_type, unit) PRODUCT_IN(PRODUCT_FUNCTION void name, load_a, work_type, unit, unit, false)
 #define ALL_STEPS(known, load_a, unit, unit_call, small_first)                                                                 \
-    if (known) STEPS_WRITTEN_OUT(ALL_PIECES, TURNS, load_a, unit);                                                             \
-    else STEPS_COUNTED(ALL_PIECES, TURNS, load_a, unit_call)
+    if (known) STEPS_WRITTEN_OUT(ALL_LIMBS, TURNS, load_a, unit);                                                              \
+    else STEPS_COUNTED(ALL_LIMBS, TURNS, load_a, unit_call)
 #else /* Where depth is not known units are called: there are too many turns to write them out. */
 #define PRODUCT(name, load_a, work_type, unit)                                                                                 \
     static __attribute__((noinline)) void name##_call(work_type *work, int64_t i) { unit(work, i); }                           \
     PRODUCT_IN(PRODUCT_FUNCTION void name, load_a, work_type, unit, name##_call, SMALL_FIRST)
-#define STEPS_OF(pieces, turns, known, load_a, unit, unit_call)                                                                \
-    if ((known) && (to - from) % depth == 0) STEPS_EQUAL(pieces, turns, load_a, unit)                                          \
-    else STEPS_COUNTED(pieces, turns, load_a, unit_call)
-#if PIECES == 2
-#define ALL_STEPS(known, load_a, unit, unit_call, small_first) STEPS_OF(ALL_PIECES, TURNS, known, load_a, unit, unit_call)
+#define STEPS_OF(limbs, turns, known, load_a, unit, unit_call)                                                                 \
+    if ((known) && (to - from) % depth == 0) STEPS_EQUAL(limbs, turns, load_a, unit)                                           \
+    else STEPS_COUNTED(limbs, turns, load_a, unit_call)
+#if LIMBS == 2
+#define ALL_STEPS(known, load_a, unit, unit_call, small_first) STEPS_OF(ALL_LIMBS, TURNS, known, load_a, unit, unit_call)
 #else
-/* f32 rounds at every sum. What begins at nothing stays small, and so do its errors, until the products of the largest pieces
+/* f32 rounds at every sum. What begins at nothing stays small, and so do its errors, until the products of the largest limbs
  * are added to it: scores of tens need that. */
 #define ALL_STEPS(known, load_a, unit, unit_call, small_first)                                                                 \
     if (small_first) {                                                                                                         \
-        STEPS_OF(SMALL_PIECES, SMALL_TURNS, known, load_a, unit, unit_call);                                                   \
+        STEPS_OF(SMALL_LIMBS, SMALL_TURNS, known, load_a, unit, unit_call);                                                    \
         a -= depth * STEP;                                                                                                     \
         b -= depth * b_step;                                                                                                   \
         for (int64_t step_ = 0; step_ < depth; step_++, a += STEP, b += b_step) {                                              \
             const bool first_ = false;                                                                                         \
-            NEW_PIECES(0, 0, load_a, NO_UNIT, TURN_ALONE);                                                                     \
+            NEW_LIMBS(0, 0, load_a, NO_UNIT, TURN_ALONE);                                                                      \
         }                                                                                                                      \
     } else {                                                                                                                   \
-        STEPS_OF(ALL_PIECES, TURNS, known, load_a, unit, unit_call);                                                           \
+        STEPS_OF(ALL_LIMBS, TURNS, known, load_a, unit, unit_call);                                                            \
     }
 #endif
 #endif
 
-/* Nothing but the product: name(..., NO_WORK). One of several pieces takes so long that a call is nothing. */
+/* Nothing but the product: name(..., NO_WORK). One of several limbs takes so long that a call is nothing. */
 #define NO_UNIT(work, unit) ((void)(work), (void)(unit))
-#if PIECES == 1
+#if LIMBS == 1
 #define PRODUCT_ALONE(name, load_a) PRODUCT_IN(PRODUCT_FUNCTION void name, load_a, void, NO_UNIT, NO_UNIT, false)
 #else
 #define PRODUCT_ALONE(name, load_a) PRODUCT_IN(static __attribute__((noinline)) void name, load_a, void, NO_UNIT, NO_UNIT, !add)
@@ -235,9 +236,9 @@ enum { TURNS = 38, SMALL_TURNS = 32 };
 
 /* Pays what is owed. */
 INLINE void settle(debt *owed) {
-    float *const owed_ = owed->c, *const room_ = owed->room;
+    float *const owed_ = owed->c, *const partial_ = owed->partial;
     const bool adds_ = owed->adds;
-    (void)adds_, (void)room_;
+    (void)adds_, (void)partial_;
     if (!owed_) return;
     PAY(0, 0);
     PAY(1, 2 * SUMS);

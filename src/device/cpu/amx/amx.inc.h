@@ -1,12 +1,12 @@
-/* Tiles of AMX, and how matrices are packed for them. amx_forward.h and amx_backward.h build on it, and are written once for
- * all types. A type's file defines
+/* Tiles of AMX, and how matrices are packed for them. amx_forward.inc.h and amx_backward.inc.h build on it, and are written
+ * once for all types. A type's file defines
  *
- *     PIECES          bf16 that an element is the sum of: its leading bits, the next ones, the last
+ *     LIMBS          bf16 that an element is the sum of: its leading bits, the next ones, the last
  *     element         how it is stored
  *     FAMILY(name)    the type's name for a function
  *
- * Tiles multiply bf16 and add in f32. bf16 is one piece. f16 is two, f32 three, without an error; a product of two elements is
- * the sum of those products of pieces that f32 can tell from nothing: all 4 of f16, 6 of the 9 of f32. Tiles are 16 times as
+ * Tiles multiply bf16 and add in f32. bf16 is one limb. f16 is two, f32 three, without an error; a product of two elements is
+ * the sum of those products of limbs that f32 can tell from nothing: all 4 of f16, 6 of the 9 of f32. Tiles are 16 times as
  * fast as FMA, so that this still is 4 times, and 2.7 times.
  *
  * A tile product C += A B takes 16 rows of A with 32 elements each, and B with its rows in pairs: B's row p holds (element 2p,
@@ -19,12 +19,12 @@
  * tile shares and which follow one another. (Rows that lie apart touch a page each, and meet in the same sets of the cache.)
  * Products go two by two, in all matrices alike:
  *
- *     A: [depth][piece][2] tiles    B: [depth] times [piece][2] tiles    C: [2 of B][2 of A] tiles
+ *     A: [depth][limb][2] tiles    B: [depth] times [limb][2] tiles    C: [2 of B][2 of A] tiles
  *
  * so that row i of C lies 16 elements behind row i - 1, and its second half 2 tiles behind the first.
  */
-#ifndef RA_KERNELS_CPU_AMX_H
-#define RA_KERNELS_CPU_AMX_H
+#ifndef RA_DEVICE_CPU_AMX_H
+#define RA_DEVICE_CPU_AMX_H
 
 #include <stdint.h>
 #include <string.h>
@@ -87,23 +87,23 @@ typedef int32_t ivec_any __attribute__((vector_size(64), aligned(2), may_alias))
 #include "device/cpu/vec.h"
 
 enum {
-    MAX_DIM = PIECES < 3 ? 256 : 128,
+    MAX_DIM = LIMBS < 3 ? 256 : 128,
     TILE = 512,               /* elements of bf16 in a tile */
     SUMS = 256,               /* elements of f32 in a tile */
     SQUARE = 32,              /* rows and columns of two by two tiles of C */
-    STEP = PIECES * 2 * TILE, /* elements of bf16 in a step of depth of A or B */
+    STEP = LIMBS * 2 * TILE, /* elements of bf16 in a step of depth of A or B */
 };
 
 /* A count in whole squares. */
 INLINE int64_t padded(int64_t count) { return ra_round_up(count, SQUARE); }
 
 /* What AMX does not compute goes to the kernels of AVX-512, which every processor with AMX has. So does what it computes no
- * faster, where elements are several pieces and many of them would be padding; and f32 with scores of more than 128 products,
+ * faster, where elements are several limbs and many of them would be padding; and f32 with scores of more than 128 products,
  * which AVX-512 sums up in parts. */
 INLINE bool left_to_avx512(const ra_problem *problem) {
     const int64_t rows = ra_sat_mul(problem->rows_q, problem->heads / problem->kv_heads), dim = problem->head_dim;
     const bool padding = rows < SQUARE / 2 || padded(dim) > dim + dim / 2;
-    return (PIECES > 1 && padding) || dim > MAX_DIM || problem->dropout > 0 || !(problem->scale > 0);
+    return (LIMBS > 1 && padding) || dim > MAX_DIM || problem->dropout > 0 || !(problem->scale > 0);
 }
 
 #define LOG2_E 1.4426950408889634
@@ -113,7 +113,7 @@ INLINE bool left_to_avx512(const ra_problem *problem) {
  * NaN. */
 INLINE vec power_of_two(vec x) {
     const vec f = VEC_FRACTION(x);
-#if PIECES < 3
+#if LIMBS < 3
     vec p = splat(1.353416778e-2f);
     p = p * f + splat(5.201146007e-2f);
     p = p * f + splat(2.414427549e-1f);
@@ -130,28 +130,28 @@ INLINE vec power_of_two(vec x) {
     return VEC_SCALE(p, x);
 }
 
-/* A vector by its pieces: words whose upper halves are bf16, rounded to the nearest. By integers, to which tile products leave
+/* A vector by its limbs: words whose upper halves are bf16, rounded to the nearest. By integers, to which tile products leave
  * both ports. Of what is no number only a plain NaN is sure to stay one: all ones would become zeros. */
-typedef struct pieces {
-    ivec piece[PIECES];
-} pieces;
+typedef struct limbs {
+    ivec limb[LIMBS];
+} limbs;
 
 enum { UPPER = (int32_t)0xffff0000 };
 
 INLINE float plain_nan(float x) { return x == x ? x : NAN; }
-INLINE pieces pieces_of(vec x) {
-    pieces all;
-    for (int i = 0; i < PIECES; i++) {
-        all.piece[i] = (ivec)x + 0x8000;
-        if (i + 1 < PIECES) x -= (vec)(all.piece[i] & UPPER);
+INLINE limbs limbs_of(vec x) {
+    limbs all;
+    for (int i = 0; i < LIMBS; i++) {
+        all.limb[i] = (ivec)x + 0x8000;
+        if (i + 1 < LIMBS) x -= (vec)(all.limb[i] & UPPER);
     }
     return all;
 }
 
-/* Pairs of such halves, without a shuffle across lanes; a piece is two tiles. */
-INLINE void store_pairs(uint16_t *to, pieces low, pieces high) {
-    for (int i = 0; i < PIECES; i++)
-        *(ivec_any *)(void *)(to + i * 2 * TILE) = VEC_UPPER_HALVES(low.piece[i]) | (high.piece[i] & UPPER);
+/* Pairs of such halves, without a shuffle across lanes; a limb is two tiles. */
+INLINE void store_pairs(uint16_t *to, limbs low, limbs high) {
+    for (int i = 0; i < LIMBS; i++)
+        *(ivec_any *)(void *)(to + i * 2 * TILE) = VEC_UPPER_HALVES(low.limb[i]) | (high.limb[i] & UPPER);
 }
 
 /* -------------------------------------------------------------------------------------------------------- results */
@@ -168,11 +168,11 @@ INLINE bool results_streamed(const ra_problem *problem, int64_t stride) {
 /* 32 elements, and one. */
 INLINE void put_result(element *to, vec low, vec high, bool streamed) {
     streamed &= (uintptr_t)to % 64 == 0;
-#if PIECES == 1
+#if LIMBS == 1
     const halves x = VEC_TO_BF16(low, high);
     if (streamed) VEC_STREAM(to, x);
     else *(halves_any *)to = x;
-#elif PIECES == 2
+#elif LIMBS == 2
     (void)streamed;
     VEC_STORE_F16(to, low);
     VEC_STORE_F16(to + 16, high);
@@ -187,9 +187,9 @@ INLINE void put_result(element *to, vec low, vec high, bool streamed) {
 #endif
 }
 
-#if PIECES == 1
+#if LIMBS == 1
 INLINE element element_of(float x) { return ra_f32_to_bf16(x); }
-#elif PIECES == 2
+#elif LIMBS == 2
 INLINE element element_of(float x) { return ra_f32_to_f16(x); }
 #else
 INLINE element element_of(float x) { return x; }
@@ -197,7 +197,7 @@ INLINE element element_of(float x) { return x; }
 
 /* -------------------------------------------------------------------------------------------------------- packing */
 
-/* 32 rows of `width` elements, where they lie or in a copy: zeros stand for what is not there. A copy has one piece of all rows
+/* 32 rows of `width` elements, where they lie or in a copy: zeros stand for what is not there. A copy has one limb of all rows
  * after the other. */
 typedef struct rows32 {
     const uint16_t *data;
@@ -205,7 +205,7 @@ typedef struct rows32 {
 } rows32;
 
 /* Row i of a copy, from where it lies; NULL: of zeros. */
-#if PIECES == 1
+#if LIMBS == 1
 INLINE void copy_row(uint16_t *copy, int64_t i, const element *row, int64_t dim, int64_t width) {
     for (int64_t d = 0; d < width; d += 32) *(halves_any *)(copy + i * width + d) = (halves){0};
     if (row) memcpy(copy + i * width, row, (size_t)dim * 2);
@@ -217,7 +217,7 @@ typedef uint32_t uvec __attribute__((vector_size(64)));
 INLINE vec widened(const uint16_t *p) { return (vec)(__builtin_convertvector(*(const half_line *)p, uvec) << 16); }
 
 INLINE vec load_elements(const element *p) {
-#if PIECES == 2
+#if LIMBS == 2
     return VEC_LOAD_F16(p);
 #else
     return load(p);
@@ -230,8 +230,8 @@ static inline void copy_row(uint16_t *copy, int64_t i, const element *row, int64
         if (row && d + 32 > dim) memcpy(some, row + d, (size_t)(dim - d) * sizeof *some);
         const element *from = row && d + 32 <= dim ? row + d : some;
         vec low = load_elements(from), high = load_elements(from + 16);
-        for (int64_t piece = 0; piece < PIECES; piece++) {
-            uint16_t *to = copy + (piece * SQUARE + i) * width + d;
+        for (int64_t limb = 0; limb < LIMBS; limb++) {
+            uint16_t *to = copy + (limb * SQUARE + i) * width + d;
             *(halves_any *)to = VEC_TO_BF16(low, high); /* whatever is no number stays so */
             low -= widened(to);
             high -= widened(to + 16);
@@ -240,13 +240,13 @@ static inline void copy_row(uint16_t *copy, int64_t i, const element *row, int64
 }
 #endif
 
-/* Tiles take what is subnormal for 0, so that f32 below 2^-110 loses its last pieces. That is nothing beside larger numbers;
+/* Tiles take what is subnormal for 0, so that f32 below 2^-110 loses its last limbs. That is nothing beside larger numbers;
  * where there are none every row of the copy becomes NaN (a mask may hide some of them): what is computed of it is given up,
  * and left to the scalar kernel. */
 INLINE void give_up_tiny(uint16_t *copy, int64_t width) {
     enum { LARGE = 0x1780 }; /* 2^-80 */
     bool nothing = true;
-    for (int64_t i = 0; PIECES == 3 && i < SQUARE * width; i += 32) {
+    for (int64_t i = 0; LIMBS == 3 && i < SQUARE * width; i += 32) {
         const halves x = *(const halves_any *)(copy + i) & 0x7fff;
         if (VEC_ANY_HAS(x >= LARGE, -1)) return;
         nothing &= !VEC_ANY_HAS(x, -1);
@@ -254,11 +254,11 @@ INLINE void give_up_tiny(uint16_t *copy, int64_t width) {
     for (int64_t i = 0; !nothing && i < SQUARE; i++) copy[i * width] = 0x7fc0;
 }
 
-/* Rows i of `count` that are in [low, high): row i lies at data + i * stride. A copy is made only of pieces, if something is
+/* Rows i of `count` that are in [low, high): row i lies at data + i * stride. A copy is made only of limbs, if something is
  * missing, or if rows are not in whole words. */
 INLINE rows32 take_rows(uint16_t *copy, const element *data, int64_t stride, int64_t low, int64_t high, int64_t dim) {
     const int64_t width = padded(dim);
-#if PIECES == 1
+#if LIMBS == 1
     const bool words = (uintptr_t)data % 4 == 0 && stride % 2 == 0;
     if (low <= 0 && high >= SQUARE && dim == width && words) return (rows32){data, stride};
 #endif
@@ -268,19 +268,19 @@ INLINE rows32 take_rows(uint16_t *copy, const element *data, int64_t stride, int
 }
 
 /* Keys [c, c + 32) of a view; those outside [low, high) are zeros. */
-INLINE rows32 take_keys(uint16_t *copy, const ra_place *place, const ra_tensor *view, int64_t c, int64_t low, int64_t high) {
-    return take_rows(copy, (const element *)view->data + ra_place_key_at(place, view, c), place->k.row_step * view->row,
-                     low - c, high - c, place->problem->head_dim);
+INLINE rows32 take_keys(uint16_t *copy, const ra_slab *slab, const ra_tensor *view, int64_t c, int64_t low, int64_t high) {
+    return take_rows(copy, (const element *)view->data + ra_slab_key_at(slab, view, c), slab->k.row_step * view->row,
+                     low - c, high - c, slab->problem->head_dim);
 }
 
-/* Rows [r, r + 32) of a place; those from `end` on are zeros. Rows of several heads do not lie at one stride. */
-INLINE rows32 take_queries(uint16_t *copy, const ra_place *place, const ra_tensor *tensor, int64_t r, int64_t end) {
+/* Rows [r, r + 32) of a slab; those from `end` on are zeros. Rows of several heads do not lie at one stride. */
+INLINE rows32 take_queries(uint16_t *copy, const ra_slab *slab, const ra_tensor *tensor, int64_t r, int64_t end) {
     const element *data = (const element *)tensor->data;
-    const int64_t dim = place->problem->head_dim, width = padded(dim);
-    if (place->group == 1)
-        return take_rows(copy, data + ra_place_at(place, tensor, r), place->q.row_step * tensor->row, 0, end - r, dim);
+    const int64_t dim = slab->problem->head_dim, width = padded(dim);
+    if (slab->group == 1)
+        return take_rows(copy, data + ra_slab_at(slab, tensor, r), slab->q.row_step * tensor->row, 0, end - r, dim);
     for (int64_t i = 0; i < SQUARE; i++)
-        copy_row(copy, i, r + i < end ? data + ra_place_at(place, tensor, r + i) : NULL, dim, width);
+        copy_row(copy, i, r + i < end ? data + ra_slab_at(slab, tensor, r + i) : NULL, dim, width);
     give_up_tiny(copy, width);
     return (rows32){copy, width};
 }
@@ -292,35 +292,35 @@ INLINE void fetch_row(const ra_tensor *tensor, int64_t at, int64_t dim) {
 }
 
 /* The same with keys [c, end) of an item's views. */
-INLINE void fetch_keys(const ra_place *place, int64_t c, int64_t end) {
-    const ra_tensor *k = &place->item->k_view, *v = &place->item->v_view;
+INLINE void fetch_keys(const ra_slab *slab, int64_t c, int64_t end) {
+    const ra_tensor *k = &slab->item->k_view, *v = &slab->item->v_view;
     for (; c < end; c++) {
-        fetch_row(k, ra_place_key_at(place, k, c), place->problem->head_dim);
-        fetch_row(v, ra_place_key_at(place, v, c), place->problem->head_dim);
+        fetch_row(k, ra_slab_key_at(slab, k, c), slab->problem->head_dim);
+        fetch_row(v, ra_slab_key_at(slab, v, c), slab->problem->head_dim);
     }
 }
 
-/* 32 rows for A: [width/32][piece][2] tiles. */
+/* 32 rows for A: [width/32][limb][2] tiles. */
 static inline void pack_rows(uint16_t *tiles, rows32 rows, int64_t width) {
     for (int64_t d = 0; d < width; d += 32)
-        for (int64_t i = 0; i < PIECES * SQUARE; i++, tiles += 32)
+        for (int64_t i = 0; i < LIMBS * SQUARE; i++, tiles += 32)
             *(halves_any *)tiles = *(const halves_any *)(rows.data + i * rows.stride + d);
 }
 
-/* 32 rows across: [width/32][piece][2] tiles; and tile i of them. */
+/* 32 rows across: [width/32][limb][2] tiles; and tile i of them. */
 INLINE void pack_tile_across(uint16_t *tiles, rows32 rows, int64_t i) {
-    const int64_t d = i / (2 * PIECES) * 32, row = i % (2 * PIECES) * 16;
+    const int64_t d = i / (2 * LIMBS) * 32, row = i % (2 * LIMBS) * 16;
     transpose((float *)(void *)(tiles + i * TILE), 16, (const float *)(const void *)(rows.data + row * rows.stride + d),
               rows.stride / 2);
 }
 static inline void pack_across(uint16_t *tiles, rows32 rows, int64_t width) {
-    for (int64_t i = 0; i < width / 16 * PIECES; i++) pack_tile_across(tiles, rows, i);
+    for (int64_t i = 0; i < width / 16 * LIMBS; i++) pack_tile_across(tiles, rows, i);
 }
 
-/* 32 rows along: [piece][2] tiles for every 32 columns, `step` elements apart; and the two tiles i of them. */
+/* 32 rows along: [limb][2] tiles for every 32 columns, `step` elements apart; and the two tiles i of them. */
 INLINE void pack_tiles_along(uint16_t *tiles, rows32 rows, int64_t step, int64_t i) {
-    const uint16_t *from = rows.data + i % PIECES * SQUARE * rows.stride + i / PIECES * 32;
-    uint16_t *to = tiles + i / PIECES * step + i % PIECES * 2 * TILE;
+    const uint16_t *from = rows.data + i % LIMBS * SQUARE * rows.stride + i / LIMBS * 32;
+    uint16_t *to = tiles + i / LIMBS * step + i % LIMBS * 2 * TILE;
     for (int64_t row = 0; row < 16; row++) {
         const halves low = *(const halves_any *)(from + row * rows.stride);
         const halves high = *(const halves_any *)(from + (row + 16) * rows.stride);
@@ -333,7 +333,7 @@ INLINE void pack_tiles_along(uint16_t *tiles, rows32 rows, int64_t step, int64_t
     }
 }
 static inline void pack_along(uint16_t *tiles, rows32 rows, int64_t width, int64_t step) {
-    for (int64_t i = 0; i < width / 32 * PIECES; i++) pack_tiles_along(tiles, rows, step, i);
+    for (int64_t i = 0; i < width / 32 * LIMBS; i++) pack_tiles_along(tiles, rows, step, i);
 }
 
 #endif

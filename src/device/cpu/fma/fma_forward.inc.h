@@ -1,4 +1,4 @@
-/* Forward of fma.h. */
+/* Forward of fma.inc.h. */
 
 enum {
     STRIP = 48,         /* rows whose scores are held at a time */
@@ -77,24 +77,24 @@ static bool weigh(forward_space *f, int64_t row, int64_t rows, const span_of_key
 }
 
 /* Weights of pairs that dropout takes become 0, the others grow. The sums stay those of all. */
-static void drop_weights(forward_space *f, const ra_place *place, int64_t r, int64_t rows, const span_of_keys *k,
+static void drop_weights(forward_space *f, const ra_slab *slab, int64_t r, int64_t rows, const span_of_keys *k,
                          int64_t first) {
-    const uint32_t threshold = ra_dropout_threshold(place->problem);
-    const float keep = (float)(1 / (1 - place->problem->dropout));
+    const uint32_t threshold = ra_dropout_threshold(slab->problem);
+    const float keep = (float)(1 / (1 - slab->problem->dropout));
     uint32_t draws[KEYS];
     for (int64_t i = 0; i < rows; i++) {
         float *s = f->s + i * SCORES;
-        ra_dropout_draws(draws, place, r + i, first, k->begin, k->end);
+        ra_dropout_draws(draws, slab, r + i, first, k->begin, k->end);
         for (int64_t c = k->begin; c < k->end; c++) s[c] = draws[c] >= threshold ? s[c] * keep : 0;
     }
 }
 
-/* Strip of rows [row, row + rows) of the tile that begins at row `tile` of the place, against the packed block of keys [first,
+/* Strip of rows [row, row + rows) of the tile that begins at row `tile` of the slab, against the packed block of keys [first,
  * last). */
-static void forward_strip(forward_space *f, const ra_place *place, int64_t tile, int64_t row, int64_t rows, int64_t first,
+static void forward_strip(forward_space *f, const ra_slab *slab, int64_t tile, int64_t row, int64_t rows, int64_t first,
                           int64_t last) {
-    const int64_t dim = place->problem->head_dim, width = padded(dim);
-    const float scale = positive_scale(place->problem);
+    const int64_t dim = slab->problem->head_dim, width = padded(dim);
+    const float scale = positive_scale(slab->problem);
     const span_of_keys k = keys_of(f->begin + row, f->end + row, rows, first, last);
     if (k.begin >= k.end) return;
     bool renew = false;
@@ -109,27 +109,27 @@ static void forward_strip(forward_space *f, const ra_place *place, int64_t tile,
         renew = true;
     }
     for (int64_t i = 0; i < rows; i++) f->sums[row + i] += f->block_sums[i];
-    if (place->problem->dropout > 0) drop_weights(f, place, tile + row, rows, &k, first);
+    if (slab->problem->dropout > 0) drop_weights(f, slab, tile + row, rows, &k, first);
     combine(rows, dim, k.end - k.begin, f->s + k.begin, SCORES, f->values, k.begin, KEYS, f->acc + row * width, true);
 }
 
 /* The state that row r came with. */
-static void load_state(const ra_forward_step *step, const ra_place *place, int64_t r, float *acc, float *m, double *l) {
-    const int64_t dim = place->problem->head_dim;
-    *m = step->single ? -INFINITY : ((const float *)step->m.data)[ra_place_at(place, &step->m, r)];
-    *l = step->single ? 0 : (double)((const float *)step->l.data)[ra_place_at(place, &step->l, r)];
+static void load_state(const ra_forward_step *step, const ra_slab *slab, int64_t r, float *acc, float *m, double *l) {
+    const int64_t dim = slab->problem->head_dim;
+    *m = step->single ? -INFINITY : ((const float *)step->m.data)[ra_slab_at(slab, &step->m, r)];
+    *l = step->single ? 0 : (double)((const float *)step->l.data)[ra_slab_at(slab, &step->l, r)];
     if (ra_state_empty((double)*m, *l)) memset(acc, 0, (size_t)padded(dim) * sizeof(float));
-    else load_row(acc, step->acc.data, RA_F32, ra_place_at(place, &step->acc, r), dim);
+    else load_row(acc, step->acc.data, RA_F32, ra_slab_at(slab, &step->acc, r), dim);
 }
 
-static void load_queries(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end) {
-    const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin;
+static void load_queries(forward_space *f, const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t end) {
+    const int64_t dim = slab->problem->head_dim, width = padded(dim), rows = end - begin;
     for (int64_t i = 0; i < rows; i++) {
         const int64_t r = begin + i;
-        load_query(f->q + i * width, &step->q, place, r);
-        ra_place_interval(place, r, &f->begin[i], &f->end[i]);
+        load_query(f->q + i * width, &step->q, slab, r);
+        ra_slab_interval(slab, r, &f->begin[i], &f->end[i]);
         f->sums[i] = splat(0);
-        load_state(step, place, r, f->acc + i * width, &f->m[i], &f->l[i]);
+        load_state(step, slab, r, f->acc + i * width, &f->m[i], &f->l[i]);
     }
     /* Rows that fill up the last register tile: their results are finite, and go nowhere. */
     const size_t rest = (size_t)((ra_ceil_div(rows, TILE_ROWS) * TILE_ROWS - rows) * width) * sizeof(float);
@@ -138,58 +138,58 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
 }
 
 /* Writes the state of row r, or its result if the step closes. acc is not the same after. */
-static void store_row(const ra_forward_step *step, const ra_place *place, int64_t r, float *acc, float m, double l) {
-    const ra_dtype dtype = place->problem->dtype;
-    const int64_t dim = place->problem->head_dim;
+static void store_row(const ra_forward_step *step, const ra_slab *slab, int64_t r, float *acc, float m, double l) {
+    const ra_dtype dtype = slab->problem->dtype;
+    const int64_t dim = slab->problem->head_dim;
     if (!step->closes) {
-        memcpy((float *)step->acc.data + ra_place_at(place, &step->acc, r), acc, (size_t)dim * sizeof(float));
-        ((float *)step->m.data)[ra_place_at(place, &step->m, r)] = m;
-        ((float *)step->l.data)[ra_place_at(place, &step->l, r)] = (float)l;
+        memcpy((float *)step->acc.data + ra_slab_at(slab, &step->acc, r), acc, (size_t)dim * sizeof(float));
+        ((float *)step->m.data)[ra_slab_at(slab, &step->m, r)] = m;
+        ((float *)step->l.data)[ra_slab_at(slab, &step->l, r)] = (float)l;
         return;
     }
     const float share = l == 0 ? 0 : (float)(1 / l);
     for (int64_t d = 0; d < dim; d++) acc[d] *= share;
-    ra_convert((char *)step->out.data + ra_place_at(place, &step->out, r) * (int64_t)ra_dtype_size(dtype), dtype, acc, RA_F32,
+    ra_convert((char *)step->out.data + ra_slab_at(slab, &step->out, r) * (int64_t)ra_dtype_size(dtype), dtype, acc, RA_F32,
                dim);
     if (step->lse.data)
-        ((float *)step->lse.data)[ra_place_at(place, &step->lse, r)] = l == 0 ? -INFINITY : (float)((double)m + log(l));
+        ((float *)step->lse.data)[ra_slab_at(slab, &step->lse, r)] = l == 0 ? -INFINITY : (float)((double)m + log(l));
 }
 
 /* Writes rows [row, row + rows) of the tile that begins at `begin`. False, and nothing written, if they are not finite, or
  * have vast scores. */
-static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t row,
+static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t row,
                        int64_t rows) {
-    const int64_t width = padded(place->problem->head_dim);
+    const int64_t width = padded(slab->problem->head_dim);
     bool finite = all_finite(f->acc + row * width, rows * width);
     for (int64_t i = row; i < row + rows; i++) {
         f->l[i] += (double)sum_of(f->sums[i]);
         finite &= isfinite(f->l[i]) && f->m[i] < INFINITY && !ra_vast(f->m[i]);
     }
     for (int64_t i = row; finite && i < row + rows; i++)
-        store_row(step, place, begin + i, f->acc + i * width, f->m[i], f->l[i]);
+        store_row(step, slab, begin + i, f->acc + i * width, f->m[i], f->l[i]);
     return finite;
 }
 
-static void forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
+static void forward_tile(const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t end, void *scratch) {
     forward_space *f = scratch;
     const int64_t rows = end - begin;
-    forward_arrays(place->problem, scratch, f);
-    load_queries(f, step, place, begin, end);
+    forward_arrays(slab->problem, scratch, f);
+    load_queries(f, step, slab, begin, end);
     int64_t low, high;
-    ra_place_hull(place, begin, end, &low, &high);
+    ra_slab_hull(slab, begin, end, &low, &high);
     /* Blocks begin at multiples of KEYS, whatever the tile: so a row's sums do not depend on the rows beside it. */
     for (int64_t first = low / KEYS * KEYS; first < high; first += KEYS) {
         const int64_t last = ra_min(first + KEYS, high);
-        pack_panels(f->panels, f->staged, place, &place->item->k_view, first, ra_max(first, low), last);
-        pack_rows(f->values, place, &place->item->v_view, first, ra_max(first, low), last, KEYS);
+        pack_panels(f->panels, f->staged, slab, &slab->item->k_view, first, ra_max(first, low), last);
+        pack_rows(f->values, slab, &slab->item->v_view, first, ra_max(first, low), last, KEYS);
         for (int64_t row = 0; row < rows; row += STRIP)
-            forward_strip(f, place, begin, row, ra_min(STRIP, rows - row), first, last);
+            forward_strip(f, slab, begin, row, ra_min(STRIP, rows - row), first, last);
     }
     /* Strips, not tiles, are given up: which rows a tile holds depends on the number of workers. */
     uint32_t bad = 0;
     for (int64_t row = 0; row < rows; row += STRIP)
-        if (!store_rows(f, step, place, begin, row, ra_min(STRIP, rows - row))) bad |= 1u << row / STRIP;
+        if (!store_rows(f, step, slab, begin, row, ra_min(STRIP, rows - row))) bad |= 1u << row / STRIP;
     for (int64_t row = 0; bad && row < rows; row += STRIP)
         if (bad >> row / STRIP & 1)
-            ra_scalar_forward_tile(step, place, begin + row, begin + ra_min(row + STRIP, rows), scratch);
+            ra_scalar_forward_tile(step, slab, begin + row, begin + ra_min(row + STRIP, rows), scratch);
 }

@@ -1,16 +1,16 @@
-/* The places of an item, by number: batch entries and KV heads within the turns of its loops. */
-#ifndef RA_KERNELS_CPU_PLACES_H
-#define RA_KERNELS_CPU_PLACES_H
+/* The slabs of an item, by number: batch entries and KV heads within the turns of its loops. */
+#ifndef RA_DEVICE_CPU_SLABS_H
+#define RA_DEVICE_CPU_SLABS_H
 
 #include "device/cpu/step.h"
 
-static inline int64_t ra_places(const ra_problem *problem, const ra_item *item) {
+static inline int64_t ra_slabs(const ra_problem *problem, const ra_item *item) {
     if (item->q.count <= 0 || item->k.count < 0) return 0;
     return item->loop[0].repeat * item->loop[1].repeat * problem->batch * item->heads.count;
 }
 
-static inline ra_place ra_place_number(const ra_problem *problem, const ra_item *item, int64_t index) {
-    ra_place p = {.problem = problem, .item = item, .q = item->q, .k = item->k, .origin = item->origin};
+static inline ra_slab ra_slab_number(const ra_problem *problem, const ra_item *item, int64_t index) {
+    ra_slab p = {.problem = problem, .item = item, .q = item->q, .k = item->k, .origin = item->origin};
     p.kv_index = index % item->heads.count;
     index /= item->heads.count;
     p.batch = index % problem->batch;

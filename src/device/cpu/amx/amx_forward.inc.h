@@ -12,7 +12,7 @@
  * the first step's maximum and stays until two weights of a step come to 2: then they are done again with a new base, and the
  * row's sums are scaled by a power of two, which is exact.
  */
-#include "device/cpu/amx/amx_products.h"
+#include "device/cpu/amx/amx_products.inc.h"
 #include "device/cpu/panels.h"
 
 enum {
@@ -22,16 +22,16 @@ enum {
 #ifndef QUERIES /* a test has less of each */
 enum {
     QUERIES = 2048,                       /* rows of a tile at most */
-    CHUNK = PIECES == 1 ? 262144 : 65536, /* elements of K (and of V) that strips walk over in turn, in the second cache */
+    CHUNK = LIMBS == 1 ? 262144 : 65536, /* elements of K (and of V) that strips walk over in turn, in the second cache */
     PANEL = 32768,    /* elements of K that one tile packs for others: so few that nobody waits long for them */
-    SHARED = 1 << 20, /* elements of K of a place at most that are packed for all tiles: they stay in the third cache */
+    SHARED = 1 << 20, /* elements of K of a slab at most that are packed for all tiles: they stay in the third cache */
 };
 #endif
 
 /* Are there too many keys to pack them once for all tiles? Then each tile packs them for its own rows. The more rows it has,
  * the more use a packing is: with bf16 it has twice as many, and half as many keys in a chunk, so that both fit the cache. */
 INLINE bool packs_alone(const ra_problem *problem) { return problem->keys > SHARED / padded(problem->head_dim); }
-INLINE int64_t trade(const ra_problem *problem) { return PIECES == 1 && packs_alone(problem) ? 2 : 1; }
+INLINE int64_t trade(const ra_problem *problem) { return LIMBS == 1 && packs_alone(problem) ? 2 : 1; }
 
 /* Rows of a tile at most, and keys of a chunk: whole blocks. */
 INLINE int64_t most_rows(const ra_problem *problem) {
@@ -48,9 +48,9 @@ INLINE int64_t chunk_keys(const ra_problem *problem) {
 typedef struct forward_space {
     _Alignas(64) float s[2][4 * SUMS];                   /* scores of this step and of the next */
     _Alignas(64) uint16_t p[2][MAX_DIM / SQUARE * STEP]; /* weights of this block and of the one before: A's tiles */
-    _Alignas(64) float room[4 * SUMS];                   /* debt */
+    _Alignas(64) float partial[4 * SUMS];                   /* debt */
     vec sums[2][STRIP];                                  /* of the weights of a strip's rows, before a step and after it */
-    _Alignas(64) uint16_t rows[PIECES * SQUARE * MAX_DIM];
+    _Alignas(64) uint16_t rows[LIMBS * SQUARE * MAX_DIM];
     const uint16_t *k, *v;   /* the packed keys of a chunk */
     uint16_t *own_k, *own_v; /* of a tile that packs for itself alone; this and what follows: forward_arrays */
     uint16_t *q;
@@ -68,9 +68,9 @@ static int64_t forward_arrays(const ra_problem *problem, char *base, forward_spa
     const int64_t width = padded(problem->head_dim), rows = ra_cpu_tile_rows(problem, STRIP, most_rows(problem));
     char *at = base;
     ra_carve(&at, (int64_t)sizeof *f);
-    f->own_k = ra_carve(&at, chunk_keys(problem) * width * PIECES * 2);
-    f->own_v = ra_carve(&at, chunk_keys(problem) * width * PIECES * 2);
-    f->q = ra_carve(&at, rows * width * PIECES * 2);
+    f->own_k = ra_carve(&at, chunk_keys(problem) * width * LIMBS * 2);
+    f->own_v = ra_carve(&at, chunk_keys(problem) * width * LIMBS * 2);
+    f->q = ra_carve(&at, rows * width * LIMBS * 2);
     f->acc = ra_carve(&at, rows * width * (int64_t)sizeof(float));
     f->all_sums = ra_carve(&at, rows * (int64_t)sizeof(vec));
     return at - base;
@@ -85,8 +85,8 @@ INLINE float *acc_at(const forward_space *f, int64_t r, int64_t column, int64_t 
 
 /* The keys of the next chunk, which come nearer while strips walk over this one. */
 typedef struct ahead {
-    const ra_place *place;
-    const uint16_t *k, *v;    /* of the place's key 0, if they are packed; NULL: they are fetched from where they lie */
+    const ra_slab *slab;
+    const uint16_t *k, *v;    /* of the slab's key 0, if they are packed; NULL: they are fetched from where they lie */
     int64_t next, end, share; /* the key to fetch next, the end, how many a step */
 } ahead;
 
@@ -149,8 +149,8 @@ static void renew_base(const forward_work *w, int64_t i) {
     w->before[i] *= shrink;
     f->l[r] *= (double)shrink[0];
     for (int64_t earlier = w->step % t->depth; earlier > 0; earlier--) {
-        for (int64_t piece = 0; piece < PIECES; piece++) {
-            uint16_t *p = w->weights - earlier * STEP + piece * 2 * TILE + i * 32;
+        for (int64_t limb = 0; limb < LIMBS; limb++) {
+            uint16_t *p = w->weights - earlier * STEP + limb * 2 * TILE + i * 32;
             for (int c = 0; c < SQUARE; c++) p[c] = ra_f32_to_bf16(ra_bf16_to_f32(p[c]) * shrink[0]);
         }
     }
@@ -173,11 +173,11 @@ INLINE vec weigh_met(const forward_work *w, int64_t i) {
     const uint32_t met = met_of(w, i);
     const vec p0 = power_of_two(VEC_ONLY(met, load(s) * w->scale - base)),
               p1 = power_of_two(VEC_ONLY(met >> 16, load(s + 2 * SUMS) * w->scale - base));
-    store_pairs(w->weights + i * 32, pieces_of(p0), pieces_of(p1));
+    store_pairs(w->weights + i * 32, limbs_of(p0), limbs_of(p1));
     return p0 + p1;
 }
 
-/* Is one of the weights of a row, by their first pieces, 1 or more? Else no sum of two is heavy. (What is no number may pass:
+/* Is one of the weights of a row, by their first limbs, 1 or more? Else no sum of two is heavy. (What is no number may pass:
  * its sum is none either, and the strip is given up.) */
 INLINE bool heavy_row(const uint16_t *weights) {
     return VEC_ANY_HAS((ivec)(*(const halves_any *)weights + (uint16_t)0x0080), (int32_t)0xc000c000);
@@ -206,7 +206,7 @@ INLINE void weigh_half(forward_work *w, int64_t unit) {
         return;
     }
     const vec sum = w->left + p;
-    store_pairs(w->weights + i * 32, pieces_of(w->left), pieces_of(p));
+    store_pairs(w->weights + i * 32, limbs_of(w->left), limbs_of(p));
     w->after[i] = w->before[i] + sum;
     w->seen |= (ivec)sum;
 }
@@ -238,8 +238,8 @@ static void shrink_rows(strip *t) {
 /* Every step lets some of the next chunk's keys come nearer, and its share of the next strip's acc. */
 INLINE void fetch_ahead(strip *t, int64_t step, int64_t depth) {
     ahead *a = t->ahead;
-    const int64_t end = ra_min(a->next + a->share, a->end), size = PIECES * depth * SQUARE;
-    if (!a->k) fetch_keys(a->place, a->next, end);
+    const int64_t end = ra_min(a->next + a->share, a->end), size = LIMBS * depth * SQUARE;
+    if (!a->k) fetch_keys(a->slab, a->next, end);
     for (int64_t i = a->next * size; a->k && i < end * size; i += 32) {
         __builtin_prefetch(a->k + i, 0, 2);
         __builtin_prefetch(a->v + i, 0, 2);
@@ -302,7 +302,7 @@ INLINE void walk(strip *t, const int64_t depth) {
 static void forward_strip(forward_space *f, const ra_problem *problem, int64_t row, int64_t first, int64_t last, ahead *a) {
     const int64_t depth = padded(problem->head_dim) / SQUARE;
     strip t = {.f = f,
-               .owed = {.room = f->room},
+               .owed = {.partial = f->partial},
                .row = row,
                .depth = depth,
                .first = first,
@@ -335,11 +335,11 @@ static void forward_strip(forward_space *f, const ra_problem *problem, int64_t r
 
 /* ------------------------------------------------------------------------------------------------------------ keys */
 
-/* What tiles of a place share (panels.h), in the scratch before the workers' own:
+/* What tiles of a slab share (panels.h), in the scratch before the workers' own:
  *
  *     slot 1 | slot 0 | worker 0 | worker 1          slot: marks | K | V
  *
- * Places of one tile need none. Of other places the workers have a tile of one, two of each of the next and a tile of the last,
+ * Slabs of one tile need none. Of other slabs the workers have a tile of one, two of each of the next and a tile of the last,
  * as long as they keep in step: hence the number of slots. */
 typedef struct slots {
     int64_t count;
@@ -356,29 +356,29 @@ static slots slots_of(const ra_problem *problem, int64_t workers) {
         return (slots){0};
     slots s = {.count = workers / 2 + 1, .keys = ra_ceil_div(problem->keys, width) * width};
     s.panels = ra_ceil_div(s.keys, panel_keys(width));
-    s.bytes = ra_round_up(ra_slot_bytes(s.panels), 64) + 2 * s.keys * width * PIECES * 2;
+    s.bytes = ra_round_up(ra_slot_bytes(s.panels), 64) + 2 * s.keys * width * LIMBS * 2;
     return s;
 }
 
 /* How a tile comes by its packed keys. */
 typedef struct packing {
     forward_space *f;
-    const ra_place *place;
-    int64_t low, high; /* the keys that rows of the place meet: the others stand as zeros, whichever tile packs them */
+    const ra_slab *slab;
+    int64_t low, high; /* the keys that rows of the slab meet: the others stand as zeros, whichever tile packs them */
     ra_slot *slot;     /* NULL: the tile packs for itself, chunk by chunk */
     uint16_t *k, *v;   /* the slot's */
 } packing;
 
-static packing packing_of(forward_space *f, const ra_forward_step *step, const ra_place *place, bool alone) {
-    const slots s = slots_of(place->problem, ra_workers_count(step->workers));
-    packing p = {.f = f, .place = place};
-    ra_place_hull(place, 0, ra_place_rows(place), &p.low, &p.high);
-    if (alone || s.count == 0 || place->k.count > s.keys) return p;
-    char *at = (char *)step->scratch - (place->number % s.count + 1) * s.bytes;
+static packing packing_of(forward_space *f, const ra_forward_step *step, const ra_slab *slab, bool alone) {
+    const slots s = slots_of(slab->problem, ra_workers_count(step->workers));
+    packing p = {.f = f, .slab = slab};
+    ra_slab_hull(slab, 0, ra_slab_rows(slab), &p.low, &p.high);
+    if (alone || s.count == 0 || slab->k.count > s.keys) return p;
+    char *at = (char *)step->scratch - (slab->number % s.count + 1) * s.bytes;
     ra_slot *slot = ra_carve(&at, ra_slot_bytes(s.panels));
-    if (!ra_slot_enter(slot, place)) return p;
+    if (!ra_slot_enter(slot, slab)) return p;
     p.slot = slot;
-    p.k = ra_carve(&at, s.keys * padded(place->problem->head_dim) * PIECES * 2);
+    p.k = ra_carve(&at, s.keys * padded(slab->problem->head_dim) * LIMBS * 2);
     p.v = (uint16_t *)(void *)at;
     return p;
 }
@@ -386,21 +386,21 @@ static packing packing_of(forward_space *f, const ra_forward_step *step, const r
 /* Keys [from, end), which begin a block, to k and v. K: [keys/32] squares. V: [blocks][32 columns][steps of the block], in
  * the order in which they are read. */
 static void pack_keys(const packing *p, uint16_t *k, uint16_t *v, int64_t from, int64_t end) {
-    const ra_place *place = p->place;
-    const int64_t width = padded(place->problem->head_dim);
+    const ra_slab *slab = p->slab;
+    const int64_t width = padded(slab->problem->head_dim);
     for (int64_t c = from; c < end; c += SQUARE) {
         const int64_t block = (c - from) / width * width, step = (c - from - block) / SQUARE;
-        fetch_keys(place, c + SQUARE, ra_min(c + 2 * SQUARE, end));
-        pack_across(k + (c - from) * width * PIECES, take_keys(p->f->rows, place, &place->item->k_view, c, p->low, p->high),
+        fetch_keys(slab, c + SQUARE, ra_min(c + 2 * SQUARE, end));
+        pack_across(k + (c - from) * width * LIMBS, take_keys(p->f->rows, slab, &slab->item->k_view, c, p->low, p->high),
                     width);
-        pack_along(v + block * width * PIECES + step * STEP,
-                   take_keys(p->f->rows, place, &place->item->v_view, c, p->low, p->high), width, width / SQUARE * STEP);
+        pack_along(v + block * width * LIMBS + step * STEP,
+                   take_keys(p->f->rows, slab, &slab->item->v_view, c, p->low, p->high), width, width / SQUARE * STEP);
     }
 }
 
 static void pack_panel(void *arg, int64_t panel) {
     const packing *p = arg;
-    const int64_t width = padded(p->place->problem->head_dim), size = PIECES * width, keys = panel_keys(width);
+    const int64_t width = padded(p->slab->problem->head_dim), size = LIMBS * width, keys = panel_keys(width);
     const int64_t from = ra_max(panel * keys, p->low / width * width), end = ra_min((panel + 1) * keys, p->high);
     pack_keys(p, p->k + from * size, p->v + from * size, from, end);
 }
@@ -408,9 +408,9 @@ static void pack_panel(void *arg, int64_t panel) {
 /* Lets f->k and f->v begin with key `first`, and packs keys [from, last) if nobody else has. `end`: of the tile's keys. */
 static void bring_chunk(packing *p, int64_t first, int64_t from, int64_t last, int64_t end) {
     forward_space *f = p->f;
-    const int64_t width = padded(p->place->problem->head_dim), size = PIECES * width, keys = panel_keys(width);
+    const int64_t width = padded(p->slab->problem->head_dim), size = LIMBS * width, keys = panel_keys(width);
     if (p->slot) {
-        ra_panels_take(p->slot, p->place, from / keys, ra_ceil_div(last, keys), ra_ceil_div(end, keys), pack_panel, p);
+        ra_panels_take(p->slot, p->slab, from / keys, ra_ceil_div(last, keys), ra_ceil_div(end, keys), pack_panel, p);
         f->k = p->k + first * size;
         f->v = p->v + first * size;
         return;
@@ -422,10 +422,10 @@ static void bring_chunk(packing *p, int64_t first, int64_t from, int64_t last, i
 
 /* Keys [next, end) are those of the next chunk, and the tile has this many rows. */
 static ahead ahead_of(const packing *p, int64_t next, int64_t end, int64_t rows) {
-    const int64_t keys = panel_keys(padded(p->place->problem->head_dim));
-    ahead a = {.place = p->place, .next = next, .end = end, .share = ra_ceil_div(STRIP * SQUARE, rows)};
+    const int64_t keys = panel_keys(padded(p->slab->problem->head_dim));
+    ahead a = {.slab = p->slab, .next = next, .end = end, .share = ra_ceil_div(STRIP * SQUARE, rows)};
     int64_t panel = next / keys;
-    while (p->slot && panel * keys < end && ra_panel_packed(p->slot, p->place, panel)) panel++;
+    while (p->slot && panel * keys < end && ra_panel_packed(p->slot, p->slab, panel)) panel++;
     if (panel * keys >= end) a.k = p->k, a.v = p->v;
     return a;
 }
@@ -433,15 +433,15 @@ static ahead ahead_of(const packing *p, int64_t next, int64_t end, int64_t rows)
 /* ----------------------------------------------------------------------------------------------------------- tiles */
 
 /* Row i of the tile, of which a state came in: its maximum becomes an integer to base 2. False: it is empty. */
-static bool load_state(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t i, int64_t r) {
-    const int64_t dim = place->problem->head_dim, width = padded(dim);
-    const float top = ((const float *)step->m.data)[ra_place_at(place, &step->m, r)],
-                l = ((const float *)step->l.data)[ra_place_at(place, &step->l, r)];
+static bool load_state(forward_space *f, const ra_forward_step *step, const ra_slab *slab, int64_t i, int64_t r) {
+    const int64_t dim = slab->problem->head_dim, width = padded(dim);
+    const float top = ((const float *)step->m.data)[ra_slab_at(slab, &step->m, r)],
+                l = ((const float *)step->l.data)[ra_slab_at(slab, &step->l, r)];
     if (ra_state_empty((double)top, (double)l)) return false;
     const double m = (double)top * LOG2_E, base = rint(m), off = m - base;
     /* 1 for a state that this kernel wrote: no step adds an error of its own */
     const float factor = fabs(off) < 1e-6 * fmax(1, fabs(m)) ? 1 : (float)exp2(off);
-    const float *acc = (const float *)step->acc.data + ra_place_at(place, &step->acc, r);
+    const float *acc = (const float *)step->acc.data + ra_slab_at(slab, &step->acc, r);
     f->base[i] = (float)base;
     f->l[i] = (double)l * (double)factor;
     int64_t d = 0;
@@ -451,22 +451,22 @@ static bool load_state(forward_space *f, const ra_forward_step *step, const ra_p
 }
 
 /* The states of the rows of a strip that begins at row i of the tile. Where all are empty its acc is fresh. */
-static void load_states(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t i,
+static void load_states(forward_space *f, const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t i,
                         int64_t rows) {
-    const int64_t dim = place->problem->head_dim, width = padded(dim);
+    const int64_t dim = slab->problem->head_dim, width = padded(dim);
     uint32_t loaded = 0;
     for (int64_t n = 0; n < rows && !step->single; n++)
-        loaded |= (uint32_t)load_state(f, step, place, i + n, begin + i + n) << n;
+        loaded |= (uint32_t)load_state(f, step, slab, i + n, begin + i + n) << n;
     f->fresh[i / STRIP] = !loaded;
     if (!loaded || (loaded == UINT32_MAX && dim == width)) return;
     for (int64_t n = 0; n < STRIP; n++) /* what no state was loaded to */
         for (int64_t d = loaded >> n & 1 ? dim : 0; d < width; d++) acc_at(f, i + n, d / 16 * 16, width)[d % 16] = 0;
 }
 
-static void load_queries(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end) {
-    const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, all = padded(rows);
+static void load_queries(forward_space *f, const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t end) {
+    const int64_t dim = slab->problem->head_dim, width = padded(dim), rows = end - begin, all = padded(rows);
     int64_t low, high;
-    const bool alike = ra_place_alike(place, begin, end, &low, &high);
+    const bool alike = ra_slab_alike(slab, begin, end, &low, &high);
     for (int64_t i = 0; i < all; i++) {
         f->all_sums[i] = splat(0);
         f->l[i] = 0;
@@ -475,20 +475,20 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
         f->end[i] = high;
         /* What fills up the last strip meets what the last row meets, and goes nowhere. */
         const int64_t r = begin + ra_min(i, rows - 1);
-        if (!alike) ra_place_interval(place, r, &f->begin[i], &f->end[i]);
+        if (!alike) ra_slab_interval(slab, r, &f->begin[i], &f->end[i]);
     }
-    for (int64_t i = 0; i < all; i += STRIP) load_states(f, step, place, begin, i, ra_min(STRIP, rows - i));
+    for (int64_t i = 0; i < all; i += STRIP) load_states(f, step, slab, begin, i, ra_min(STRIP, rows - i));
     for (int64_t i = 0; i < all; i += SQUARE)
-        pack_rows(f->q + i * width * PIECES, take_queries(f->rows, place, &step->q, begin + i, end), width);
+        pack_rows(f->q + i * width * LIMBS, take_queries(f->rows, slab, &step->q, begin + i, end), width);
 }
 
 /* Writes rows [row, row + rows) of the tile that begins at `begin`. False, and nothing written, if they are not finite, or have
  * vast scores. */
-static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t row,
+static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t row,
                        int64_t rows) {
-    const int64_t dim = place->problem->head_dim, width = padded(dim);
+    const int64_t dim = slab->problem->head_dim, width = padded(dim);
     if (f->fresh[row / STRIP]) memset(f->acc + row * width, 0, (size_t)(STRIP * width) * sizeof(float));
-    const bool streamed = results_streamed(place->problem, place->q.row_step * step->out.row);
+    const bool streamed = results_streamed(slab->problem, slab->q.row_step * step->out.row);
     bool finite = all_finite(f->acc + row * width, STRIP * width);
     for (int64_t i = row; i < row + rows; i++) {
         f->l[i] += (double)sum_of(f->all_sums[i]);
@@ -503,30 +503,30 @@ static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_p
         float line[MAX_DIM];
         for (int64_t d = 0; d < width; d += 16) store(line + d, load(acc_at(f, i, d, width)) * splat(factor));
         if (!step->closes) {
-            memcpy((float *)step->acc.data + ra_place_at(place, &step->acc, r), line, (size_t)dim * sizeof(float));
-            ((float *)step->m.data)[ra_place_at(place, &step->m, r)] = empty ? -INFINITY : (float)m;
-            ((float *)step->l.data)[ra_place_at(place, &step->l, r)] = (float)f->l[i];
+            memcpy((float *)step->acc.data + ra_slab_at(slab, &step->acc, r), line, (size_t)dim * sizeof(float));
+            ((float *)step->m.data)[ra_slab_at(slab, &step->m, r)] = empty ? -INFINITY : (float)m;
+            ((float *)step->l.data)[ra_slab_at(slab, &step->l, r)] = (float)f->l[i];
             continue;
         }
-        element *out = (element *)step->out.data + ra_place_at(place, &step->out, r);
+        element *out = (element *)step->out.data + ra_slab_at(slab, &step->out, r);
         int64_t d = 0;
         for (; d + 32 <= dim; d += 32) put_result(out + d, load(line + d), load(line + d + 16), streamed);
         for (; d < dim; d++) out[d] = element_of(line[d]);
         if (step->lse.data)
-            ((float *)step->lse.data)[ra_place_at(place, &step->lse, r)] = empty ? -INFINITY : (float)(m + log(f->l[i]));
+            ((float *)step->lse.data)[ra_slab_at(slab, &step->lse, r)] = empty ? -INFINITY : (float)(m + log(f->l[i]));
     }
     return finite;
 }
 
-static void forward_tile(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
+static void forward_tile(const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t end, void *scratch) {
     forward_space *f = scratch;
-    const ra_problem *problem = place->problem;
+    const ra_problem *problem = slab->problem;
     const int64_t rows = end - begin, width = padded(problem->head_dim), chunk = chunk_keys(problem);
     forward_arrays(problem, scratch, f);
-    load_queries(f, step, place, begin, end);
+    load_queries(f, step, slab, begin, end);
     int64_t low, high;
-    ra_place_hull(place, begin, end, &low, &high);
-    packing p = packing_of(f, step, place, rows == ra_place_rows(place));
+    ra_slab_hull(slab, begin, end, &low, &high);
+    packing p = packing_of(f, step, slab, rows == ra_slab_rows(slab));
     TILES_ON();
     /* Blocks begin at multiples of their length, whatever the tile: so a row's sums do not depend on the rows beside it. */
     for (int64_t first = low / chunk * chunk; first < high; first += chunk) {
@@ -540,11 +540,11 @@ static void forward_tile(const ra_forward_step *step, const ra_place *place, int
     /* Strips, not tiles, are given up: which rows a tile holds depends on the number of workers. */
     uint64_t bad = 0;
     for (int64_t row = 0; row < rows; row += STRIP)
-        if (!store_rows(f, step, place, begin, row, ra_min(STRIP, rows - row))) bad |= UINT64_C(1) << row / STRIP;
+        if (!store_rows(f, step, slab, begin, row, ra_min(STRIP, rows - row))) bad |= UINT64_C(1) << row / STRIP;
     RESULTS_END();
     for (int64_t row = 0; bad && row < rows; row += STRIP)
         if (bad >> row / STRIP & 1)
-            ra_scalar_forward_tile(step, place, begin + row, begin + ra_min(row + STRIP, rows), scratch);
+            ra_scalar_forward_tile(step, slab, begin + row, begin + ra_min(row + STRIP, rows), scratch);
 }
 
 /* Bytes of a worker. */

@@ -35,7 +35,7 @@
 #include "core/dtype.h"
 #include "device/cpu/cpu.h"
 #include "device/cpu/dropout.h"
-#include "device/cpu/places.h"
+#include "device/cpu/slabs.h"
 #include "device/cpu/step.h"
 #include "device/cpu/vec.h"
 
@@ -46,15 +46,15 @@ enum {
 
 static int64_t padded(int64_t count) { return ra_round_up(count, LANES); }
 
-#include "device/cpu/fma/fma_products.h"
+#include "device/cpu/fma/fma_products.inc.h"
 
-#include "device/cpu/fma/fma_strips.h"
+#include "device/cpu/fma/fma_strips.inc.h"
 
-#include "device/cpu/fma/fma_forward.h"
+#include "device/cpu/fma/fma_forward.inc.h"
 
-#include "device/cpu/fma/fma_few.h"
+#include "device/cpu/fma/fma_few.inc.h"
 
-#include "device/cpu/fma/fma_backward.h"
+#include "device/cpu/fma/fma_backward.inc.h"
 
 /* float64 is left to the scalar kernel. */
 int64_t FAMILY(forward_scratch)(const ra_problem *problem, int workers) {
@@ -67,9 +67,9 @@ int64_t FAMILY(forward_scratch)(const ra_problem *problem, int workers) {
 int64_t FAMILY(backward_scratch)(const ra_problem *problem, int workers) {
     if (problem->dtype == RA_F64) return ra_scalar_backward_scratch(problem, workers);
     backward_space space;
-    ra_rooms rooms;
+    ra_dq_queue queue;
     const int64_t arrays = ra_max(backward_arrays(problem, NULL, &space), ra_scalar_backward_scratch(problem, 1));
-    return workers * (rooms_arrays(problem, workers, NULL, &rooms) + ra_round_up(arrays, 64));
+    return workers * (dq_arrays(problem, workers, NULL, &queue) + ra_round_up(arrays, 64));
 }
 
 ra_status FAMILY(forward)(const ra_forward_step *step) {
@@ -85,7 +85,7 @@ ra_status FAMILY(backward)(const ra_backward_step *step) {
     const int64_t scratch = FAMILY(backward_scratch)(step->problem, workers) / workers;
     for (int w = 0; w < workers; w++) {
         char *at = (char *)step->scratch + w * scratch;
-        rooms_arrays(step->problem, workers, at, (void *)at);
+        dq_arrays(step->problem, workers, at, (void *)at);
     }
     return ra_cpu_backward(
         step, &(ra_backward_tiles){

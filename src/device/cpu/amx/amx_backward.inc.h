@@ -11,11 +11,11 @@
  * products as the square takes, wherever that is in the list of pieces (32 columns of dV or dK). While it computes dQ^T, which
  * needs Q and dO no more, the vector unit packs those of the next block in their place.
  */
-#include "device/cpu/amx/amx_gradients.h"
-#include "device/cpu/amx/amx_products.h"
+#include "device/cpu/amx/amx_gradients.inc.h"
+#include "device/cpu/amx/amx_products.inc.h"
 
 #ifndef COLUMNS
-enum { COLUMNS = PIECES == 1 ? 1024 : 512 }; /* keys of a tile at most */
+enum { COLUMNS = LIMBS == 1 ? 1024 : 512 }; /* keys of a tile at most */
 #endif
 enum { KEPT = 65536 }; /* elements of them at most: most of a tile's keys stays in the second cache */
 
@@ -26,9 +26,9 @@ INLINE int64_t most_keys(const ra_problem *problem) {
 
 typedef struct backward_space {
     _Alignas(64) float s[2][4 * SUMS], dp[2][4 * SUMS];                              /* a square, transposed */
-    _Alignas(64) float room[4 * SUMS];                                               /* debt */
+    _Alignas(64) float partial[4 * SUMS];                                               /* debt */
     _Alignas(64) uint16_t p[2][BLOCK / SQUARE * STEP], ds[2][BLOCK / SQUARE * STEP]; /* a chunk: [rows/32], tiles of A */
-    _Alignas(64) uint16_t rows[PIECES * SQUARE * MAX_DIM], along[PIECES * SQUARE * MAX_DIM];
+    _Alignas(64) uint16_t rows[LIMBS * SQUARE * MAX_DIM], along[LIMBS * SQUARE * MAX_DIM];
     /* Laid out by backward_arrays, all in the order in which they are read. */
     uint16_t *q_across, *dout_across; /* [rows/32][32 dimensions] */
     uint16_t *q_along, *dout_along;   /* [32 dimensions][rows/32] */
@@ -48,14 +48,14 @@ static int64_t backward_arrays(const ra_problem *problem, char *base, backward_s
                   size = (int64_t)sizeof(float);
     char *at = base;
     ra_carve(&at, (int64_t)sizeof *f);
-    f->q_across = ra_carve(&at, rows * width * PIECES * 2);
-    f->q_along = ra_carve(&at, rows * width * PIECES * 2);
-    f->dout_across = ra_carve(&at, rows * width * PIECES * 2);
-    f->dout_along = ra_carve(&at, rows * width * PIECES * 2);
-    f->k = ra_carve(&at, keys * width * PIECES * 2);
-    f->v = ra_carve(&at, keys * width * PIECES * 2);
-    f->k_turned = ra_carve(&at, keys * width * PIECES * 2);
-    f->ds_along = ra_carve(&at, keys * rows * PIECES * 2);
+    f->q_across = ra_carve(&at, rows * width * LIMBS * 2);
+    f->q_along = ra_carve(&at, rows * width * LIMBS * 2);
+    f->dout_across = ra_carve(&at, rows * width * LIMBS * 2);
+    f->dout_along = ra_carve(&at, rows * width * LIMBS * 2);
+    f->k = ra_carve(&at, keys * width * LIMBS * 2);
+    f->v = ra_carve(&at, keys * width * LIMBS * 2);
+    f->k_turned = ra_carve(&at, keys * width * LIMBS * 2);
+    f->ds_along = ra_carve(&at, keys * rows * LIMBS * 2);
     f->dk = ra_carve(&at, keys * width * size);
     f->dv = ra_carve(&at, keys * width * size);
     return at - base;
@@ -74,7 +74,7 @@ typedef struct row_block {
 typedef struct tile_job {
     backward_space *f;
     const ra_backward_step *step;
-    const ra_place *place;
+    const ra_slab *slab;
     int64_t rows_end;    /* of the tile */
     int64_t first, last; /* its keys */
     int64_t depth;       /* of the head dimension, in squares */
@@ -94,8 +94,8 @@ typedef struct backward_work {
     vec scale;
     int32_t column;               /* of the first key */
     vec weights;                  /* what has been computed of the key, and not yet stored */
-    pieces p_left, ds_left;       /* of its first 16 rows */
-    pieces near_left, near_right; /* slopes of the first key of the pair */
+    limbs p_left, ds_left;       /* of its first 16 rows */
+    limbs near_left, near_right; /* slopes of the first key of the pair */
 } backward_work;
 
 /* The first unit of an element computes its weight, the second its slope. */
@@ -115,17 +115,17 @@ INLINE void differentiate(backward_work *w, int64_t unit, const bool masked) {
         p = (vec)((ivec)p & met);
         ds = (vec)((ivec)ds & met);
     }
-    const pieces p_pieces = pieces_of(p), ds_pieces = pieces_of(ds);
-    if (far) store_pairs(w->along + half * TILE + pair * 32, half ? w->near_right : w->near_left, ds_pieces);
-    else if (half) w->near_right = ds_pieces;
-    else w->near_left = ds_pieces;
+    const limbs p_limbs = limbs_of(p), ds_limbs = limbs_of(ds);
+    if (far) store_pairs(w->along + half * TILE + pair * 32, half ? w->near_right : w->near_left, ds_limbs);
+    else if (half) w->near_right = ds_limbs;
+    else w->near_left = ds_limbs;
     if (!half) {
-        w->p_left = p_pieces;
-        w->ds_left = ds_pieces;
+        w->p_left = p_limbs;
+        w->ds_left = ds_limbs;
         return;
     }
-    store_pairs(w->p + key * 32, w->p_left, p_pieces);
-    store_pairs(w->ds + key * 32, w->ds_left, ds_pieces);
+    store_pairs(w->p + key * 32, w->p_left, p_limbs);
+    store_pairs(w->ds + key * 32, w->ds_left, ds_limbs);
 }
 
 /* A whole square at once. */
@@ -178,7 +178,7 @@ INLINE void add_gradients(tile_job *t, progress *g, const int64_t products, cons
         add_to_piece(t, g, products, depth, work, from, to);
         return;
     }
-    if (PIECES > 1 && __builtin_constant_p(products) && products % GROUPS == 0 && t->block.groups == GROUPS) {
+    if (LIMBS > 1 && __builtin_constant_p(products) && products % GROUPS == 0 && t->block.groups == GROUPS) {
         _Pragma("GCC unroll 4") for (int64_t done = 0; done < products; done += GROUPS) add_to_piece(
             t, g, GROUPS, depth, work, due_at(from, to, done, products), due_at(from, to, done + GROUPS, products));
         return;
@@ -192,29 +192,29 @@ INLINE void add_gradients(tile_job *t, progress *g, const int64_t products, cons
 /* ------------------------------------------------------------------------------------------------------------ rows */
 
 /* Does every row meet every key? (Intervals move up with the position.) */
-static bool meet_all(const ra_place *place, int64_t begin, int64_t end, int64_t first, int64_t last) {
+static bool meet_all(const ra_slab *slab, int64_t begin, int64_t end, int64_t first, int64_t last) {
     int64_t low[2], high[2];
-    ra_place_interval(place, begin, &low[0], &high[0]);
-    ra_place_interval(place, end - 1, &low[1], &high[1]);
+    ra_slab_interval(slab, begin, &low[0], &high[0]);
+    ra_slab_interval(slab, end - 1, &low[1], &high[1]);
     return ra_max(low[0], low[1]) <= first && ra_min(high[0], high[1]) >= last;
 }
 
 /* Takes on the block of rows that begins at `row`: what they meet, lse and delta. Their q and dout are then to be packed. */
 static void open_block(tile_job *t, int64_t row) {
     backward_space *f = t->f;
-    const ra_place *place = t->place;
+    const ra_slab *slab = t->slab;
     const int64_t rows = ra_min(BLOCK, t->rows_end - row);
     int64_t lowest = t->last - t->first, highest = 0;
     row_block b = {.begin = row, .end = row + rows, .groups = padded(rows) / SQUARE};
-    const bool whole = rows > 0 && meet_all(place, row, row + rows, t->first, t->last);
+    const bool whole = rows > 0 && meet_all(slab, row, row + rows, t->first, t->last);
     for (int64_t i = 0; i < b.groups * SQUARE; i++) {
         const int64_t r = row + i;
         int64_t low = 0, high = t->last;
         float lse = -INFINITY, delta = 0;
         if (i < rows) {
-            if (!whole) ra_place_interval(place, r, &low, &high);
-            lse = ((const float *)t->step->lse.data)[ra_place_at(place, &t->step->lse, r)];
-            delta = ((const float *)t->step->delta.data)[ra_place_at(place, &t->step->delta, r)];
+            if (!whole) ra_slab_interval(slab, r, &low, &high);
+            lse = ((const float *)t->step->lse.data)[ra_slab_at(slab, &t->step->lse, r)];
+            delta = ((const float *)t->step->delta.data)[ra_slab_at(slab, &t->step->delta, r)];
         }
         low = ra_max(low, t->first) - t->first;
         high = ra_min(high, t->last) - t->first;
@@ -249,9 +249,9 @@ typedef struct loading {
     rows32 rows;
 } loading;
 
-enum { COPY_UNITS = PIECES == 1 ? 1 : SQUARE };
-INLINE int64_t across_units(const tile_job *t) { return 2 * t->depth * PIECES; }
-INLINE int64_t along_units(const tile_job *t) { return t->depth * PIECES; }
+enum { COPY_UNITS = LIMBS == 1 ? 1 : SQUARE };
+INLINE int64_t across_units(const tile_job *t) { return 2 * t->depth * LIMBS; }
+INLINE int64_t along_units(const tile_job *t) { return t->depth * LIMBS; }
 INLINE int64_t square_units(const tile_job *t) { return COPY_UNITS + across_units(t) + along_units(t); }
 
 static loading loading_of(tile_job *t) {
@@ -265,7 +265,7 @@ INLINE void fetch_next(const loading *l, int64_t i) {
     const bool same = l->group + 1 < t->block.groups;
     const ra_tensor *tensor = l->dout || !same ? &t->step->dout : &t->step->q;
     const int64_t row = t->block.begin + (same ? (l->group + 1) * SQUARE : 0) + i;
-    if (row < t->block.end) fetch_row(tensor, ra_place_at(t->place, tensor, row), t->place->problem->head_dim);
+    if (row < t->block.end) fetch_row(tensor, ra_slab_at(t->slab, tensor, row), t->slab->problem->head_dim);
 }
 
 /* A row of a copy, or all of a square. Zeros stand for those that meet nothing. */
@@ -273,20 +273,20 @@ static void copy_unit(loading *l) {
     const tile_job *t = l->t;
     backward_space *f = t->f;
     const ra_tensor *tensor = l->dout ? &t->step->dout : &t->step->q;
-    const int64_t row = l->group * SQUARE, dim = t->place->problem->head_dim, width = padded(dim);
+    const int64_t row = l->group * SQUARE, dim = t->slab->problem->head_dim, width = padded(dim);
     const int32_t *begin = f->begin + row, *end = f->end + row;
     const int64_t i = l->unit, last = i + SQUARE / COPY_UNITS;
     for (int64_t j = i; j < last; j++) fetch_next(l, j);
-#if PIECES == 1
+#if LIMBS == 1
     bool meet = true;
     for (int64_t j = 0; j < SQUARE; j++) meet &= begin[j] < end[j];
     if (meet) {
-        l->rows = take_queries(f->rows, t->place, tensor, t->block.begin + row, t->block.end);
+        l->rows = take_queries(f->rows, t->slab, tensor, t->block.begin + row, t->block.end);
         return;
     }
 #endif
     for (int64_t j = i; j < last; j++) {
-        const element *from = (const element *)tensor->data + ra_place_at(t->place, tensor, t->block.begin + row + j);
+        const element *from = (const element *)tensor->data + ra_slab_at(t->slab, tensor, t->block.begin + row + j);
         copy_row(f->rows, j, begin[j] < end[j] ? from : NULL, dim, width);
     }
     if (last == SQUARE) give_up_tiny(f->rows, width);
@@ -394,14 +394,14 @@ INLINE void walk_block(tile_job *t, const int64_t depth) {
 
 /* ----------------------------------------------------------------------------------------------------------- tiles */
 
-static void pack_keys_backward(backward_space *f, const ra_place *place, int64_t first, int64_t last) {
-    const int64_t width = padded(place->problem->head_dim), chunks = ra_ceil_div(last - first, SQUARE);
+static void pack_keys_backward(backward_space *f, const ra_slab *slab, int64_t first, int64_t last) {
+    const int64_t width = padded(slab->problem->head_dim), chunks = ra_ceil_div(last - first, SQUARE);
     for (int64_t c = 0; c < chunks; c++) {
-        fetch_keys(place, first + (c + 1) * SQUARE, ra_min(first + (c + 2) * SQUARE, last));
-        pack_rows(f->v + c * SQUARE * width * PIECES,
-                  take_keys(f->rows, place, &place->item->v_view, first + c * SQUARE, first, last), width);
-        const rows32 keys = take_keys(f->rows, place, &place->item->k_view, first + c * SQUARE, first, last);
-        pack_rows(f->k + c * SQUARE * width * PIECES, keys, width);
+        fetch_keys(slab, first + (c + 1) * SQUARE, ra_min(first + (c + 2) * SQUARE, last));
+        pack_rows(f->v + c * SQUARE * width * LIMBS,
+                  take_keys(f->rows, slab, &slab->item->v_view, first + c * SQUARE, first, last), width);
+        const rows32 keys = take_keys(f->rows, slab, &slab->item->k_view, first + c * SQUARE, first, last);
+        pack_rows(f->k + c * SQUARE * width * LIMBS, keys, width);
         pack_along(f->along, keys, width, STEP); /* its transpose, word by word, has the dimensions for rows */
         for (int64_t d = 0; d < width / SQUARE; d++)
             for (int64_t tile = 0; tile < STEP; tile += TILE)
@@ -410,26 +410,26 @@ static void pack_keys_backward(backward_space *f, const ra_place *place, int64_t
     }
 }
 
-INLINE gradient_row key_row(const ra_place *place, const ra_tensor *sums, const ra_tensor *result, int64_t c) {
-    return (gradient_row){place->opens, place->closes, results_streamed(place->problem, place->k.row_step * result->row),
-                          (float *)sums->data + ra_place_key_at(place, sums, c),
-                          (element *)result->data + ra_place_key_at(place, result, c)};
+INLINE gradient_row key_row(const ra_slab *slab, const ra_tensor *sums, const ra_tensor *result, int64_t c) {
+    return (gradient_row){slab->opens, slab->closes, results_streamed(slab->problem, slab->k.row_step * result->row),
+                          (float *)sums->data + ra_slab_key_at(slab, sums, c),
+                          (element *)result->data + ra_slab_key_at(slab, result, c)};
 }
 
-static void store_keys(backward_space *f, const ra_place *place, int64_t first, int64_t last) {
-    const ra_item *item = place->item;
-    const int64_t dim = place->problem->head_dim, width = padded(dim);
+static void store_keys(backward_space *f, const ra_slab *slab, int64_t first, int64_t last) {
+    const ra_item *item = slab->item;
+    const int64_t dim = slab->problem->head_dim, width = padded(dim);
     for (int64_t c = 0; c < last - first; c++) {
         const int64_t square = c / SQUARE * SQUARE * width, at = square + c % SQUARE * 16;
         if (!f->summed[c / SQUARE]) {
-            if (!place->opens && !place->closes) continue;
+            if (!slab->opens && !slab->closes) continue;
             memset(f->dk + square, 0, (size_t)(SQUARE * width) * sizeof(float));
             memset(f->dv + square, 0, (size_t)(SQUARE * width) * sizeof(float));
             f->summed[c / SQUARE] = true;
         }
-        put_row(key_row(place, &item->dk_view, &item->dk_result, first + c), f->dk + at, 2 * SUMS, (float)place->problem->scale,
+        put_row(key_row(slab, &item->dk_view, &item->dk_result, first + c), f->dk + at, 2 * SUMS, (float)slab->problem->scale,
                 dim);
-        put_row(key_row(place, &item->dv_view, &item->dv_result, first + c), f->dv + at, 2 * SUMS, 1, dim);
+        put_row(key_row(slab, &item->dv_view, &item->dv_result, first + c), f->dv + at, 2 * SUMS, 1, dim);
     }
     RESULTS_END();
 }
@@ -442,34 +442,34 @@ static bool keys_finite(const backward_space *f, int64_t chunks, int64_t width) 
     return true;
 }
 
-static void backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
+static void backward_tile(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end, int64_t first,
                           int64_t last, void *scratch) {
-    dq_rooms *rooms = scratch;
-    const ra_problem *problem = place->problem;
-    backward_space *f = rooms->queue.behind;
+    dq_kept *kept = scratch;
+    const ra_problem *problem = slab->problem;
+    backward_space *f = kept->queue.behind;
     const int64_t width = padded(problem->head_dim), keys = most_keys(problem);
     tile_job t = {.f = f,
                   .step = step,
-                  .place = place,
+                  .slab = slab,
                   .rows_end = end,
                   .first = first,
                   .last = last,
                   .depth = width / SQUARE,
                   .chunks = ra_ceil_div(last - first, SQUARE),
                   .scale = (float)(problem->scale * LOG2_E),
-                  .owed = {.room = f->room}};
+                  .owed = {.partial = f->partial}};
     uint32_t stored = 0;                               /* blocks whose dQ is in its place */
     bool finite = true, opens = false, closes = false; /* the rows of a block */
     backward_arrays(problem, (char *)f, f);
     memset(f->summed, 0, sizeof f->summed);
-    pack_keys_backward(f, place, first, last);
+    pack_keys_backward(f, slab, first, last);
     load_block(&t, begin);
     TILES_ON();
     for (int64_t row = begin; row < end; row += BLOCK) {
         const int64_t block_end = t.block.end, elements = t.block.groups * SQUARE * width;
         const bool meets = t.block.from < t.block.to;
-        f->dq = ra_next_room(&rooms->queue);
-        if (step->single) ra_place_ends(place, row, block_end, keys, first / keys, &opens, &closes);
+        f->dq = ra_dq_queue_next(&kept->queue);
+        if (step->single) ra_slab_ends(slab, row, block_end, keys, first / keys, &opens, &closes);
         switch (!meets ? -1 : UNROLL_STEPS ? t.depth : 0) { /* the common head dimensions have their own code */
         case -1: load_block(&t, block_end); break;
         case 2: walk_block(&t, 2); break;
@@ -480,44 +480,46 @@ static void backward_tile(const ra_backward_step *step, const ra_place *place, i
         if (!meets) memset(f->dq, 0, (size_t)elements * sizeof(float));
         finite &= all_finite(f->dq, elements);
         if (!finite) continue; /* and these rows are not passed before the end */
-        add_queries(rooms, step, place, (ra_block){row, block_end, opens, closes}, (row - begin) / BLOCK);
+        add_queries(kept, step, slab, (ra_block){row, block_end, opens, closes}, (row - begin) / BLOCK);
         stored |= 1u << (row - begin) / BLOCK;
     }
     TILES_OFF();
-    ra_rooms_wait_for_keys(&rooms->queue, step, place);
+    ra_dq_queue_wait_for_keys(&kept->queue, step, slab);
     if (finite && keys_finite(f, t.chunks, width)) {
-        store_keys(f, place, first, last);
-        ra_rooms_end_tile(&rooms->queue, place->turn);
+        store_keys(f, slab, first, last);
+        ra_dq_queue_end_tile(&kept->queue, slab->turn);
         return;
     }
-    ra_rooms_settle(&rooms->queue, step);
-    give_sums(rooms, step, place, begin, end);
-    if (place->opens) ra_open_keys(place, first, last);
+    ra_dq_queue_settle(&kept->queue, step);
+    give_sums(kept, step, slab, begin, end);
+    if (slab->opens) ra_open_keys(slab, first, last);
     for (int64_t row = begin; row < end; row += BLOCK) {
         const int64_t block_end = ra_min(row + BLOCK, end);
         const bool done = stored >> (row - begin) / BLOCK & 1;
         float nowhere[MAX_DIM] = {0};
         ra_backward_step other = *step;
         if (done) other.dq_acc = (ra_tensor){.data = nowhere};
-        if (step->single) ra_place_ends(place, row, block_end, keys, first / keys, &opens, &closes);
-        if (opens && !done) ra_open_rows(step, place, row, block_end);
-        ra_scalar_backward_tile(&other, place, row, block_end, first, last, f);
+        if (step->single) ra_slab_ends(slab, row, block_end, keys, first / keys, &opens, &closes);
+        if (opens && !done) ra_open_rows(step, slab, row, block_end);
+        ra_scalar_backward_tile(&other, slab, row, block_end, first, last, f);
         if (!closes || done) continue;
-        ra_turn_wait(place->turn, block_end);
-        ra_close_rows(step, place, row, block_end);
+        ra_turn_wait(slab->turn, block_end);
+        ra_close_rows(step, slab, row, block_end);
     }
-    if (place->closes) ra_close_keys(place, first, last);
+    if (slab->closes) ra_close_keys(slab, first, last);
 }
 
 int64_t FAMILY(backward_scratch)(const ra_problem *problem, int workers) {
     if (left_to_avx512(problem)) return ra_avx512_backward_scratch(problem, workers);
     backward_space space;
-    dq_rooms rooms;
+    dq_kept kept;
     const int64_t arrays = ra_max(backward_arrays(problem, NULL, &space), ra_scalar_backward_scratch(problem, 1));
-    return workers * (rooms_arrays(problem, workers, NULL, &rooms) + ra_round_up(arrays, 64));
+    return workers * (dq_arrays(problem, workers, NULL, &kept) + ra_round_up(arrays, 64));
 }
 
-static void backward_rest(const ra_backward_step *step, void *scratch) { ra_rooms_settle(&((dq_rooms *)scratch)->queue, step); }
+static void backward_rest(const ra_backward_step *step, void *scratch) {
+    ra_dq_queue_settle(&((dq_kept *)scratch)->queue, step);
+}
 
 ra_status FAMILY(backward)(const ra_backward_step *step) {
     if (left_to_avx512(step->problem)) return ra_avx512_backward(step);
@@ -525,7 +527,7 @@ ra_status FAMILY(backward)(const ra_backward_step *step) {
     const int64_t scratch = FAMILY(backward_scratch)(step->problem, workers) / workers;
     for (int w = 0; w < workers; w++) {
         char *at = (char *)step->scratch + w * scratch;
-        rooms_arrays(step->problem, workers, at, (void *)at);
+        dq_arrays(step->problem, workers, at, (void *)at);
     }
     return ra_cpu_backward(step, &(ra_backward_tiles){.tile = backward_tile,
                                                       .rest = backward_rest,

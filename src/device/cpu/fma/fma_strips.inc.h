@@ -1,4 +1,4 @@
-/* What forward and backward of fma.h share: reading rows, packing keys, and which keys a strip of rows meets. */
+/* What forward and backward of fma.inc.h share: reading rows, packing keys, and which keys a strip of rows meets. */
 
 /* dst = one row of a tensor in f32, zeros up to the padded length. */
 INLINE void load_row(float *restrict dst, const void *data, ra_dtype dtype, int64_t offset, int64_t dim) {
@@ -28,24 +28,24 @@ static float positive_scale(const ra_problem *problem) {
     return scale == 0 ? 1.0f : fabsf(scale);
 }
 
-INLINE void load_query(float *restrict dst, const ra_tensor *q, const ra_place *place, int64_t r) {
-    const int64_t dim = place->problem->head_dim;
-    load_row(dst, q->data, place->problem->dtype, ra_place_at(place, q, r), dim);
-    const float sign = sign_of(place->problem);
+INLINE void load_query(float *restrict dst, const ra_tensor *q, const ra_slab *slab, int64_t r) {
+    const int64_t dim = slab->problem->head_dim;
+    load_row(dst, q->data, slab->problem->dtype, ra_slab_at(slab, q, r), dim);
+    const float sign = sign_of(slab->problem);
     for (int64_t d = 0; sign < 1 && d < dim; d++) dst[d] *= sign;
 }
 
 /* Keys [low, last) of a view as rows, of which the first belongs to key `first` <= low, in panels of PANEL dimensions that have
  * `all` rows each; rows of zeros before low. */
-static void pack_rows(float *rows, const ra_place *place, const ra_tensor *view, int64_t first, int64_t low, int64_t last,
+static void pack_rows(float *rows, const ra_slab *slab, const ra_tensor *view, int64_t first, int64_t low, int64_t last,
                       int64_t all) {
-    const int64_t dim = place->problem->head_dim;
+    const int64_t dim = slab->problem->head_dim;
     for (int64_t d = 0; d < dim; d += PANEL) {
         const int64_t count = ra_min(PANEL, dim - d), width = padded(count);
         float *panel = rows + d * all;
         memset(panel, 0, (size_t)((low - first) * width) * sizeof(float));
         for (int64_t c = low; c < last; c++)
-            load_row(panel + (c - first) * width, view->data, place->problem->dtype, ra_place_key_at(place, view, c) + d,
+            load_row(panel + (c - first) * width, view->data, slab->problem->dtype, ra_slab_key_at(slab, view, c) + d,
                      count);
     }
 }
@@ -59,20 +59,20 @@ static int64_t panel_bytes(int64_t keys, int64_t dim) {
 }
 
 /* The same keys as key panels: zeros before low, and after last up to whole vectors of keys. */
-static void pack_panels(float *panels, float *staged, const ra_place *place, const ra_tensor *view, int64_t first, int64_t low,
+static void pack_panels(float *panels, float *staged, const ra_slab *slab, const ra_tensor *view, int64_t first, int64_t low,
                         int64_t last) {
-    const int64_t dim = place->problem->head_dim, width = padded(dim);
-    const bool in_place = place->problem->dtype == RA_F32 && dim == width; /* else rows are converted or lengthened first */
+    const int64_t dim = slab->problem->head_dim, width = padded(dim);
+    const bool in_place = slab->problem->dtype == RA_F32 && dim == width; /* else rows are converted or lengthened first */
     for (int64_t c = first; c < last; c += LANES) {
         const float *rows = staged;
         int64_t row = width;
         if (in_place && c >= low && c + LANES <= last) {
-            rows = (const float *)view->data + ra_place_key_at(place, view, c);
-            row = place->k.row_step * view->row;
+            rows = (const float *)view->data + ra_slab_key_at(slab, view, c);
+            row = slab->k.row_step * view->row;
         } else {
             for (int64_t i = 0; i < LANES; i++) {
                 if (c + i < low || c + i >= last) memset(staged + i * width, 0, (size_t)width * sizeof(float));
-                else load_row(staged + i * width, view->data, place->problem->dtype, ra_place_key_at(place, view, c + i), dim);
+                else load_row(staged + i * width, view->data, slab->problem->dtype, ra_slab_key_at(slab, view, c + i), dim);
             }
         }
         float *to = panels + (c - first) / PANEL * PANEL * dim + (c - first) % PANEL;

@@ -1,18 +1,18 @@
 /* Gradients of a backward tile on their way to memory. A worker that has all tiles of some rows keeps their sums as tiles, and
- * turns them into rows once, with the last of the keys; several take turns (rooms.h). Either way the sums are the same.
+ * turns them into rows once, with the last of the keys; several take turns (dq_queue.h). Either way the sums are the same.
  */
-#include "device/cpu/amx/amx.h"
-#include "device/cpu/rooms.h"
+#include "device/cpu/amx/amx.inc.h"
+#include "device/cpu/dq_queue.h"
 
 #ifndef BLOCK /* a test has less of each, and of COLUMNS */
 enum {
-    BLOCK = PIECES < 3 ? 256 : 128, /* rows at a time */
+    BLOCK = LIMBS < 3 ? 256 : 128, /* rows at a time */
     ROWS = 4096, /* of a tile at most: one packing of its keys serves them all, and their dK and dV are summed where they are */
 };
 #endif
 
 /* Rows of a tile. Tiles that take longer have half of them, so that workers of unequal cores come to an end together. */
-INLINE int64_t tile_rows(const ra_problem *problem) { return PIECES == 1 && padded(problem->head_dim) > 64 ? ROWS : ROWS / 2; }
+INLINE int64_t tile_rows(const ra_problem *problem) { return LIMBS == 1 && padded(problem->head_dim) > 64 ? ROWS : ROWS / 2; }
 
 /* ------------------------------------------------------------------------------------------------------------ rows */
 
@@ -50,9 +50,9 @@ INLINE void put_row(gradient_row to, const float *from, int64_t step, float fact
 }
 
 /* dq: C's tiles of dQ^T, [rows/32][32 dimensions]. */
-static void store_queries(const float *dq, float factor, const ra_backward_step *step, const ra_place *place, ra_block r) {
-    const int64_t dim = place->problem->head_dim, width = padded(dim), rows = r.end - r.begin;
-    const bool streamed = results_streamed(place->problem, place->q.row_step * step->dq.row);
+static void store_queries(const float *dq, float factor, const ra_backward_step *step, const ra_slab *slab, ra_block r) {
+    const int64_t dim = slab->problem->head_dim, width = padded(dim), rows = r.end - r.begin;
+    const bool streamed = results_streamed(slab->problem, slab->q.row_step * step->dq.row);
     for (int64_t i = 0; i < rows; i += SQUARE) {
         float turned[MAX_DIM / 16][2][SUMS]; /* [16 dimensions][half] of [column][dimension] */
         for (int64_t d = 0; d < width / 16; d++)
@@ -62,8 +62,8 @@ static void store_queries(const float *dq, float factor, const ra_backward_step 
             const int64_t row = r.begin + i + c;
             if (row < r.end)
                 put_row((gradient_row){r.opens, r.closes, streamed,
-                                       (float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, row),
-                                       (element *)step->dq.data + ra_place_at(place, &step->dq, row)},
+                                       (float *)step->dq_acc.data + ra_slab_at(slab, &step->dq_acc, row),
+                                       (element *)step->dq.data + ra_slab_at(slab, &step->dq, row)},
                         turned[0][c / 16] + c % 16 * 16, 2 * SUMS, factor, dim);
         }
     }
@@ -72,58 +72,58 @@ static void store_queries(const float *dq, float factor, const ra_backward_step 
 
 /* ----------------------------------------------------------------------------------------------------------- rooms */
 
-static void add_scaled(const ra_backward_step *step, const ra_place *place, ra_block block, const float *dq) {
-    store_queries(dq, (float)step->problem->scale, step, place, block);
+static void add_scaled(const ra_backward_step *step, const ra_slab *slab, ra_block block, const float *dq) {
+    store_queries(dq, (float)step->problem->scale, step, slab, block);
 }
 
 /* One room for each block of a tile, and one more. A worker alone has no queue, and the sums of its rows in the other rooms. */
-typedef struct dq_rooms {
-    ra_rooms queue;
+typedef struct dq_kept {
+    ra_dq_queue queue;
     bool alone;    /* there is one worker */
     uint32_t sums; /* a bit for each block of the rows that are worked on: its sum is in a room */
-} dq_rooms;
+} dq_kept;
 
 /* As they are at first, behind themselves at `base`; with base NULL only tells how long all of it is. */
-static int64_t rooms_arrays(const ra_problem *problem, int workers, char *base, dq_rooms *rooms) {
-    *rooms = (dq_rooms){.queue = {.add = add_scaled,
+static int64_t dq_arrays(const ra_problem *problem, int workers, char *base, dq_kept *kept) {
+    *kept = (dq_kept){.queue = {.add = add_scaled,
                                   .rooms = ra_cpu_tile_rows(problem, BLOCK, tile_rows(problem)) / BLOCK + 1,
                                   .size = ra_cpu_tile_rows(problem, SQUARE, BLOCK) * padded(problem->head_dim)},
                         .alone = workers == 1};
-    return ra_rooms_carve(&rooms->queue, base, sizeof *rooms);
+    return ra_dq_queue_carve(&kept->queue, base, sizeof *kept);
 }
 
 /* ----------------------------------------------------------------------------------------------------------- alone */
 
 /* The sum of a block of a worker alone. */
-INLINE float *sum_at(const dq_rooms *q, int64_t block) { return ra_room_at(&q->queue, 1 + block); }
+INLINE float *sum_at(const dq_kept *q, int64_t block) { return ra_dq_queue_at(&q->queue, 1 + block); }
 
-static void add_alone(dq_rooms *q, const ra_backward_step *step, const ra_place *place, ra_block rows, int64_t block) {
-    const int64_t elements = padded(rows.end - rows.begin) * padded(place->problem->head_dim);
+static void add_alone(dq_kept *q, const ra_backward_step *step, const ra_slab *slab, ra_block rows, int64_t block) {
+    const int64_t elements = padded(rows.end - rows.begin) * padded(slab->problem->head_dim);
     const uint32_t bit = UINT32_C(1) << block;
-    const float scale = (float)place->problem->scale, *dq = ra_next_room(&q->queue);
+    const float scale = (float)slab->problem->scale, *dq = ra_dq_queue_next(&q->queue);
     float *sum = sum_at(q, block);
     if (rows.opens && !rows.closes) q->sums |= bit;
     if (!(q->sums & bit)) {
-        store_queries(dq, scale, step, place, rows);
+        store_queries(dq, scale, step, slab, rows);
         return;
     }
     for (int64_t i = 0; i < elements; i += 16) store(sum + i, plus_sum(load(dq + i), scale, rows.opens, sum + i));
     if (!rows.closes) return;
-    store_queries(sum, 1, step, place, (ra_block){rows.begin, rows.end, .opens = true, .closes = true});
+    store_queries(sum, 1, step, slab, (ra_block){rows.begin, rows.end, .opens = true, .closes = true});
     q->sums &= ~bit;
 }
 
 /* The sums go to where others can add to them. `begin`: the first row. */
-static void give_sums(dq_rooms *q, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end) {
+static void give_sums(dq_kept *q, const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end) {
     for (int64_t block = 0; begin < end; begin += BLOCK, block++)
         if (q->sums >> block & 1)
-            store_queries(sum_at(q, block), 1, step, place,
+            store_queries(sum_at(q, block), 1, step, slab,
                           (ra_block){begin, ra_min(begin + BLOCK, end), .opens = true, .closes = false});
     q->sums = 0;
 }
 
 /* Block `block` of a tile is computed. */
-static void add_queries(dq_rooms *q, const ra_backward_step *step, const ra_place *place, ra_block rows, int64_t block) {
-    if (q->alone || !place->turn) add_alone(q, step, place, rows, block);
-    else ra_rooms_add(&q->queue, step, place, rows);
+static void add_queries(dq_kept *q, const ra_backward_step *step, const ra_slab *slab, ra_block rows, int64_t block) {
+    if (q->alone || !slab->turn) add_alone(q, step, slab, rows, block);
+    else ra_dq_queue_add(&q->queue, step, slab, rows);
 }

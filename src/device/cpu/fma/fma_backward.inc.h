@@ -1,5 +1,5 @@
-/* Backward of fma.h. */
-#include "device/cpu/rooms.h"
+/* Backward of fma.inc.h. */
+#include "device/cpu/dq_queue.h"
 
 #ifndef BACK_KEYS /* a test has less of each */
 enum {
@@ -42,24 +42,25 @@ INLINE void add_row(float *restrict to, const float *restrict from, float factor
     for (int64_t d = 0; d < dim; d++) to[d] += factor * from[d];
 }
 
-static void add_strip(const ra_backward_step *step, const ra_place *place, ra_block block, const float *dq) {
-    const int64_t dim = place->problem->head_dim, width = padded(dim);
-    const float sign = sign_of(place->problem);
+static void add_strip(const ra_backward_step *step, const ra_slab *slab, ra_block block, const float *dq) {
+    const int64_t dim = slab->problem->head_dim, width = padded(dim);
+    const float sign = sign_of(slab->problem);
     for (int64_t r = block.begin; r < block.end; r++, dq += width)
-        add_row((float *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, r), dq, sign, dim);
+        add_row((float *)step->dq_acc.data + ra_slab_at(slab, &step->dq_acc, r), dq, sign, dim);
 }
 
 /* As they are at first, behind themselves at `base`; with base NULL only tells how long all of it is. */
-static int64_t rooms_arrays(const ra_problem *problem, int workers, char *base, ra_rooms *rooms) {
-    *rooms =
-        (ra_rooms){.add = add_strip, .rooms = workers == 1 ? 1 : BACK_KEPT + 1, .size = BACK_STRIP * padded(problem->head_dim)};
-    return ra_rooms_carve(rooms, base, sizeof *rooms);
+static int64_t dq_arrays(const ra_problem *problem, int workers, char *base, ra_dq_queue *queue) {
+    *queue = (ra_dq_queue){.add = add_strip,
+                           .rooms = workers == 1 ? 1 : BACK_KEPT + 1,
+                           .size = BACK_STRIP * padded(problem->head_dim)};
+    return ra_dq_queue_carve(queue, base, sizeof *queue);
 }
 
 /* p: scores to weights; ds: products of dout and v to gradients of the scores, scale included. */
-static void differentiate(backward_space *f, const ra_place *place, int64_t tile, int64_t row, int64_t rows,
+static void differentiate(backward_space *f, const ra_slab *slab, int64_t tile, int64_t row, int64_t rows,
                           const span_of_keys *k, int64_t first) {
-    const ra_problem *problem = place->problem;
+    const ra_problem *problem = slab->problem;
     const float scale = positive_scale(problem);
     const vec factor = splat(scale);
     for (int64_t i = 0; i < rows; i++) {
@@ -69,7 +70,7 @@ static void differentiate(backward_space *f, const ra_place *place, int64_t tile
             const uint32_t threshold = ra_dropout_threshold(problem);
             const float keep = (float)(1 / (1 - problem->dropout));
             uint32_t draws[BACK_SCORES] = {0};
-            ra_dropout_draws(draws, place, tile + row + i, first, k->begin, k->end);
+            ra_dropout_draws(draws, slab, tile + row + i, first, k->begin, k->end);
             for (int64_t c = k->from; c < k->to; c += LANES) {
                 const vec weight = exp_of(load(p + c) * factor - splat(lse));
                 float kept[LANES];
@@ -94,16 +95,16 @@ static void differentiate(backward_space *f, const ra_place *place, int64_t tile
 }
 
 /* False if some of what was loaded is not finite, or vast. */
-static bool load_gradients(backward_space *f, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end) {
-    const ra_problem *problem = place->problem;
+static bool load_gradients(backward_space *f, const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end) {
+    const ra_problem *problem = slab->problem;
     const int64_t dim = problem->head_dim, width = padded(dim), rows = end - begin,
                   all = ra_ceil_div(rows, TILE_ROWS) * TILE_ROWS;
     bool vast = false;
     for (int64_t i = 0; i < rows; i++) {
         const int64_t r = begin + i;
-        ra_place_interval(place, r, &f->begin[i], &f->end[i]);
-        f->lse[i] = ((const float *)step->lse.data)[ra_place_at(place, &step->lse, r)];
-        f->delta[i] = ((const float *)step->delta.data)[ra_place_at(place, &step->delta, r)];
+        ra_slab_interval(slab, r, &f->begin[i], &f->end[i]);
+        f->lse[i] = ((const float *)step->lse.data)[ra_slab_at(slab, &step->lse, r)];
+        f->delta[i] = ((const float *)step->delta.data)[ra_slab_at(slab, &step->delta, r)];
         if (f->lse[i] == -INFINITY) f->end[i] = f->begin[i]; /* no key that counts */
         if (f->begin[i] >= f->end[i]) {
             f->lse[i] = f->delta[i] = 0;
@@ -112,8 +113,8 @@ static bool load_gradients(backward_space *f, const ra_backward_step *step, cons
             continue;
         }
         vast |= ra_vast(f->lse[i]);
-        load_query(f->q + i * width, &step->q, place, r);
-        load_row(f->dout + i * width, step->dout.data, problem->dtype, ra_place_at(place, &step->dout, r), dim);
+        load_query(f->q + i * width, &step->q, slab, r);
+        load_row(f->dout + i * width, step->dout.data, problem->dtype, ra_slab_at(slab, &step->dout, r), dim);
     }
     memset(f->q + rows * width, 0, (size_t)((all - rows) * width) * sizeof(float));
     memset(f->dout + rows * width, 0, (size_t)((all - rows) * width) * sizeof(float));
@@ -121,31 +122,31 @@ static bool load_gradients(backward_space *f, const ra_backward_step *step, cons
 }
 
 /* False if some key is not finite. */
-static bool load_keys(backward_space *f, const ra_place *place, int64_t first, int64_t last) {
-    const ra_item *item = place->item;
-    const int64_t dim = place->problem->head_dim;
-    pack_rows(f->keys, place, &item->k_view, first, first, last, BACK_KEYS);
+static bool load_keys(backward_space *f, const ra_slab *slab, int64_t first, int64_t last) {
+    const ra_item *item = slab->item;
+    const int64_t dim = slab->problem->head_dim;
+    pack_rows(f->keys, slab, &item->k_view, first, first, last, BACK_KEYS);
     for (int64_t d = 0; d < dim; d += PANEL)
         if (!all_finite(f->keys + d * BACK_KEYS, (last - first) * padded(ra_min(PANEL, dim - d)))) return false;
-    pack_panels(f->key_panels, f->staged, place, &item->k_view, first, first, last);
-    pack_panels(f->value_panels, f->staged, place, &item->v_view, first, first, last);
+    pack_panels(f->key_panels, f->staged, slab, &item->k_view, first, first, last);
+    pack_panels(f->value_panels, f->staged, slab, &item->v_view, first, first, last);
     return true;
 }
 
-static void store_keys(const backward_space *f, const ra_place *place, int64_t first, int64_t last) {
-    const ra_item *item = place->item;
-    const int64_t dim = place->problem->head_dim, width = padded(dim);
+static void store_keys(const backward_space *f, const ra_slab *slab, int64_t first, int64_t last) {
+    const ra_item *item = slab->item;
+    const int64_t dim = slab->problem->head_dim, width = padded(dim);
     for (int64_t c = 0; c < last - first; c++) {
-        add_row((float *)item->dk_view.data + ra_place_key_at(place, &item->dk_view, first + c), f->dk + c * width, 1, dim);
-        add_row((float *)item->dv_view.data + ra_place_key_at(place, &item->dv_view, first + c), f->dv + c * width, 1, dim);
+        add_row((float *)item->dk_view.data + ra_slab_key_at(slab, &item->dk_view, first + c), f->dk + c * width, 1, dim);
+        add_row((float *)item->dv_view.data + ra_slab_key_at(slab, &item->dv_view, first + c), f->dv + c * width, 1, dim);
     }
 }
 
 /* The rows that are loaded, [begin, end), with the keys that are packed. *fresh: dk and dv hold nothing yet. */
-static void backward_rows(ra_rooms *rooms, const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end,
+static void backward_rows(ra_dq_queue *queue, const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end,
                           int64_t first, int64_t last, bool *fresh) {
-    backward_space *f = rooms->behind;
-    const int64_t dim = place->problem->head_dim, width = padded(dim), rows = end - begin, keys = last - first;
+    backward_space *f = queue->behind;
+    const int64_t dim = slab->problem->head_dim, width = padded(dim), rows = end - begin, keys = last - first;
     for (int64_t row = 0; row < rows; row += BACK_STRIP) {
         const int64_t count = ra_min(BACK_STRIP, rows - row);
         const span_of_keys k = keys_of(f->begin + row, f->end + row, count, first, last);
@@ -153,7 +154,7 @@ static void backward_rows(ra_rooms *rooms, const ra_backward_step *step, const r
         const int64_t met = k.end - k.begin;
         scores(count, k.to - k.from, dim, f->q + row * width, f->key_panels + k.from * dim, f->p + k.from, BACK_SCORES);
         scores(count, k.to - k.from, dim, f->dout + row * width, f->value_panels + k.from * dim, f->ds + k.from, BACK_SCORES);
-        differentiate(f, place, begin, row, count, &k, first);
+        differentiate(f, slab, begin, row, count, &k, first);
         const float *p = f->p + k.begin, *ds = f->ds + k.begin;
         if (*fresh && met == keys) {
             spread(met, dim, count, p, BACK_SCORES, f->dout + row * width, f->dv, false);
@@ -167,47 +168,47 @@ static void backward_rows(ra_rooms *rooms, const ra_backward_step *step, const r
             spread(met, dim, count, ds, BACK_SCORES, f->q + row * width, f->dk + k.begin * width, true);
         }
         *fresh = false;
-        float *dq = ra_next_room(rooms);
+        float *dq = ra_dq_queue_next(queue);
         combine(count, dim, ra_min(met, BACK_DEPTH), ds, BACK_SCORES, f->keys, k.begin, BACK_KEYS, dq, false);
         for (int64_t c = BACK_DEPTH; c < met; c += BACK_DEPTH)
             combine(count, dim, ra_min(met - c, BACK_DEPTH), ds + c, BACK_SCORES, f->keys, k.begin + c, BACK_KEYS, dq, true);
-        ra_rooms_add(rooms, step, place, (ra_block){.begin = begin + row, .end = begin + row + count});
+        ra_dq_queue_add(queue, step, slab, (ra_block){.begin = begin + row, .end = begin + row + count});
     }
 }
 
 /* What is not finite is left to the scalar kernel, whose scratch is the same: so what is there goes to its place before. */
-static void backward_tile(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
+static void backward_tile(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end, int64_t first,
                           int64_t last, void *scratch) {
-    ra_rooms *rooms = scratch;
-    backward_space *f = rooms->behind;
+    ra_dq_queue *queue = scratch;
+    backward_space *f = queue->behind;
     bool fresh = true;
-    backward_arrays(place->problem, (char *)f, f);
-    if (!load_keys(f, place, first, last)) {
-        ra_rooms_settle(rooms, step);
-        ra_scalar_backward_tile(step, place, begin, end, first, last, f);
+    backward_arrays(slab->problem, (char *)f, f);
+    if (!load_keys(f, slab, first, last)) {
+        ra_dq_queue_settle(queue, step);
+        ra_scalar_backward_tile(step, slab, begin, end, first, last, f);
         return;
     }
     for (int64_t row = begin; row < end; row += BACK_ROWS) {
         const int64_t stop = ra_min(row + BACK_ROWS, end);
-        if (load_gradients(f, step, place, row, stop)) {
-            backward_rows(rooms, step, place, row, stop, first, last, &fresh);
+        if (load_gradients(f, step, slab, row, stop)) {
+            backward_rows(queue, step, slab, row, stop, first, last, &fresh);
             continue;
         }
-        ra_rooms_settle(rooms, step);
+        ra_dq_queue_settle(queue, step);
         if (!fresh) {
-            ra_keys_wait(place);
-            store_keys(f, place, first, last);
+            ra_keys_wait(slab);
+            store_keys(f, slab, first, last);
         }
-        ra_scalar_backward_tile(step, place, row, stop, first, last, f);
-        backward_arrays(place->problem, (char *)f, f);
-        load_keys(f, place, first, last);
+        ra_scalar_backward_tile(step, slab, row, stop, first, last, f);
+        backward_arrays(slab->problem, (char *)f, f);
+        load_keys(f, slab, first, last);
         fresh = true;
     }
     if (!fresh) {
-        ra_rooms_wait_for_keys(rooms, step, place);
-        store_keys(f, place, first, last);
+        ra_dq_queue_wait_for_keys(queue, step, slab);
+        store_keys(f, slab, first, last);
     }
-    ra_rooms_end_tile(rooms, place->turn);
+    ra_dq_queue_end_tile(queue, slab->turn);
 }
 
-static void backward_rest(const ra_backward_step *step, void *scratch) { ra_rooms_settle(scratch, step); }
+static void backward_rest(const ra_backward_step *step, void *scratch) { ra_dq_queue_settle(scratch, step); }

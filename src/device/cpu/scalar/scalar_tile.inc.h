@@ -13,18 +13,18 @@ static void NAME(load)(real *dst, const void *base, ra_dtype dtype, int64_t offs
 }
 
 /* Keys [begin, end) of a view as rows: dst[key][d]. */
-static void NAME(gather)(real *restrict dst, const ra_place *place, const ra_tensor *view, int64_t begin, int64_t end) {
-    const int64_t dim = place->problem->head_dim;
+static void NAME(gather)(real *restrict dst, const ra_slab *slab, const ra_tensor *view, int64_t begin, int64_t end) {
+    const int64_t dim = slab->problem->head_dim;
     for (int64_t c = begin; c < end; c++)
-        NAME(load)(dst + (c - begin) * dim, view->data, place->problem->dtype, ra_place_key_at(place, view, c), dim);
+        NAME(load)(dst + (c - begin) * dim, view->data, slab->problem->dtype, ra_slab_key_at(slab, view, c), dim);
 }
 
 /* The same as columns: dst[d][key], a row of KEYS keys. */
-static void NAME(gather_columns)(real *restrict dst, const ra_place *place, const ra_tensor *view, int64_t begin, int64_t end) {
-    const int64_t dim = place->problem->head_dim;
+static void NAME(gather_columns)(real *restrict dst, const ra_slab *slab, const ra_tensor *view, int64_t begin, int64_t end) {
+    const int64_t dim = slab->problem->head_dim;
     real row[RA_MAX_DIM];
     for (int64_t c = begin; c < end; c++) {
-        NAME(load)(row, view->data, place->problem->dtype, ra_place_key_at(place, view, c), dim);
+        NAME(load)(row, view->data, slab->problem->dtype, ra_slab_key_at(slab, view, c), dim);
         for (int64_t d = 0; d < dim; d++) dst[d * KEYS + (c - begin)] = row[d];
     }
 }
@@ -68,11 +68,11 @@ static void NAME(spread)(real *restrict rows, const real *restrict w, const real
 }
 
 /* factors[j] = 1/(1-p) where dropout keeps key first + j of row r, else 0, for j in [begin, end). */
-static void NAME(dropout)(real *factors, const ra_place *place, int64_t r, int64_t first, int64_t begin, int64_t end) {
-    const uint32_t threshold = ra_dropout_threshold(place->problem);
-    const real keep = (real)(1 / (1 - place->problem->dropout));
+static void NAME(dropout)(real *factors, const ra_slab *slab, int64_t r, int64_t first, int64_t begin, int64_t end) {
+    const uint32_t threshold = ra_dropout_threshold(slab->problem);
+    const real keep = (real)(1 / (1 - slab->problem->dropout));
     uint32_t draws[KEYS];
-    ra_dropout_draws(draws, place, r, first, begin, end);
+    ra_dropout_draws(draws, slab, r, first, begin, end);
     for (int64_t j = begin; j < end; j++) factors[j] = draws[j] >= threshold ? keep : 0;
 }
 
@@ -97,10 +97,10 @@ static int64_t NAME(forward_arrays)(int64_t dim, char *base, NAME(forward_space)
 }
 
 /* Row r of the tile meets keys [begin, end) of the block that starts at key `first`. */
-static void NAME(forward_row)(NAME(forward_space) * s, const ra_place *place, int64_t r, int64_t row, int64_t first,
+static void NAME(forward_row)(NAME(forward_space) * s, const ra_slab *slab, int64_t r, int64_t row, int64_t first,
                               int64_t begin, int64_t end) {
-    const int64_t dim = place->problem->head_dim;
-    const real scale = (real)place->problem->scale;
+    const int64_t dim = slab->problem->head_dim;
+    const real scale = (real)slab->problem->scale;
     double *acc = s->acc + r * dim;
     NAME(dots)(s->scores, s->q + r * dim, s->keys, dim, begin, end);
     real m = (real)s->m[r];
@@ -113,8 +113,8 @@ static void NAME(forward_row)(NAME(forward_space) * s, const ra_place *place, in
     double l = 0;
     for (int64_t j = begin; j < end; j++) s->scores[j] = NAME(exp)(s->scores[j] - base);
     for (int64_t j = begin; j < end; j++) l += (double)s->scores[j];
-    if (place->problem->dropout > 0) {
-        NAME(dropout)(s->factors, place, row, first, begin, end);
+    if (slab->problem->dropout > 0) {
+        NAME(dropout)(s->factors, slab, row, first, begin, end);
         for (int64_t j = begin; j < end; j++) s->scores[j] *= s->factors[j];
     }
     for (int64_t d = 0; d < dim; d++) s->sum[d] = 0;
@@ -125,51 +125,51 @@ static void NAME(forward_row)(NAME(forward_space) * s, const ra_place *place, in
     s->m[r] = (double)m;
 }
 
-static void NAME(forward_tile)(const ra_forward_step *step, const ra_place *place, int64_t begin, int64_t end, void *scratch) {
+static void NAME(forward_tile)(const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t end, void *scratch) {
     NAME(forward_space) *s = scratch;
-    NAME(forward_arrays)(place->problem->head_dim, scratch, s);
-    const ra_problem *problem = place->problem;
+    NAME(forward_arrays)(slab->problem->head_dim, scratch, s);
+    const ra_problem *problem = slab->problem;
     const int64_t dim = problem->head_dim;
     for (int64_t r = begin; r < end; r++) {
         const int64_t i = r - begin;
-        NAME(load)(s->q + i * dim, step->q.data, problem->dtype, ra_place_at(place, &step->q, r), dim);
-        ra_place_interval(place, r, &s->begin[i], &s->end[i]);
+        NAME(load)(s->q + i * dim, step->q.data, problem->dtype, ra_slab_at(slab, &step->q, r), dim);
+        ra_slab_interval(slab, r, &s->begin[i], &s->end[i]);
         s->m[i] = -INFINITY;
         s->l[i] = 0;
         for (int64_t d = 0; d < dim; d++) s->acc[i * dim + d] = 0;
         if (step->single) continue;
-        const real *acc = (const real *)step->acc.data + ra_place_at(place, &step->acc, r);
-        s->m[i] = (double)((const real *)step->m.data)[ra_place_at(place, &step->m, r)];
-        s->l[i] = (double)((const real *)step->l.data)[ra_place_at(place, &step->l, r)];
+        const real *acc = (const real *)step->acc.data + ra_slab_at(slab, &step->acc, r);
+        s->m[i] = (double)((const real *)step->m.data)[ra_slab_at(slab, &step->m, r)];
+        s->l[i] = (double)((const real *)step->l.data)[ra_slab_at(slab, &step->l, r)];
         for (int64_t d = 0; d < dim && !ra_state_empty(s->m[i], s->l[i]); d++) s->acc[i * dim + d] = (double)acc[d];
     }
     int64_t low, high;
-    ra_place_hull(place, begin, end, &low, &high);
+    ra_slab_hull(slab, begin, end, &low, &high);
     for (int64_t first = low; first < high; first += KEYS) {
         const int64_t last = ra_min(first + KEYS, high);
-        NAME(gather_columns)(s->keys, place, &place->item->k_view, first, last);
-        NAME(gather)(s->values, place, &place->item->v_view, first, last);
+        NAME(gather_columns)(s->keys, slab, &slab->item->k_view, first, last);
+        NAME(gather)(s->values, slab, &slab->item->v_view, first, last);
         for (int64_t i = 0; i < end - begin; i++) {
             const int64_t b = ra_max(s->begin[i], first) - first, e = ra_min(s->end[i], last) - first;
-            if (b < e) NAME(forward_row)(s, place, i, begin + i, first, b, e);
+            if (b < e) NAME(forward_row)(s, slab, i, begin + i, first, b, e);
         }
     }
     for (int64_t r = begin; r < end; r++) {
         const int64_t i = r - begin;
         const double *acc = s->acc + i * dim;
         if (!step->closes) {
-            real *to = (real *)step->acc.data + ra_place_at(place, &step->acc, r);
+            real *to = (real *)step->acc.data + ra_slab_at(slab, &step->acc, r);
             for (int64_t d = 0; d < dim; d++) to[d] = (real)acc[d];
-            ((real *)step->m.data)[ra_place_at(place, &step->m, r)] = (real)s->m[i];
-            ((real *)step->l.data)[ra_place_at(place, &step->l, r)] = (real)s->l[i];
+            ((real *)step->m.data)[ra_slab_at(slab, &step->m, r)] = (real)s->m[i];
+            ((real *)step->l.data)[ra_slab_at(slab, &step->l, r)] = (real)s->l[i];
             continue;
         }
         const bool empty = s->l[i] == 0;
         for (int64_t d = 0; d < dim; d++) s->sum[d] = empty ? 0 : (real)(acc[d] / s->l[i]);
-        ra_convert((char *)step->out.data + ra_place_at(place, &step->out, r) * (int64_t)ra_dtype_size(problem->dtype),
+        ra_convert((char *)step->out.data + ra_slab_at(slab, &step->out, r) * (int64_t)ra_dtype_size(problem->dtype),
                    problem->dtype, s->sum, REAL_TYPE, dim);
         if (step->lse.data)
-            ((real *)step->lse.data)[ra_place_at(place, &step->lse, r)] =
+            ((real *)step->lse.data)[ra_slab_at(slab, &step->lse, r)] =
                 empty ? -(real)INFINITY : (real)(s->m[i] + log(s->l[i]));
     }
 }
@@ -189,22 +189,22 @@ static int64_t NAME(backward_arrays)(int64_t dim, char *base, NAME(backward_spac
     return at - base;
 }
 
-static void NAME(backward_row)(const ra_backward_step *step, NAME(backward_space) * s, const ra_place *place, int64_t r,
+static void NAME(backward_row)(const ra_backward_step *step, NAME(backward_space) * s, const ra_slab *slab, int64_t r,
                                int64_t first, int64_t begin, int64_t end) {
-    const ra_problem *problem = place->problem;
+    const ra_problem *problem = slab->problem;
     const int64_t dim = problem->head_dim;
     const real scale = (real)problem->scale;
-    const real lse = ((const real *)step->lse.data)[ra_place_at(place, &step->lse, r)];
-    const real delta = ((const real *)step->delta.data)[ra_place_at(place, &step->delta, r)];
+    const real lse = ((const real *)step->lse.data)[ra_slab_at(slab, &step->lse, r)];
+    const real delta = ((const real *)step->delta.data)[ra_slab_at(slab, &step->delta, r)];
     if (lse == -(real)INFINITY) return; /* no key, or none that counts */
-    NAME(load)(s->q, step->q.data, problem->dtype, ra_place_at(place, &step->q, r), dim);
-    NAME(load)(s->dout, step->dout.data, problem->dtype, ra_place_at(place, &step->dout, r), dim);
+    NAME(load)(s->q, step->q.data, problem->dtype, ra_slab_at(slab, &step->q, r), dim);
+    NAME(load)(s->dout, step->dout.data, problem->dtype, ra_slab_at(slab, &step->dout, r), dim);
     NAME(dots)(s->p, s->q, s->key_columns, dim, begin, end);
     NAME(dots)(s->ds, s->dout, s->value_columns, dim, begin, end);
     for (int64_t j = begin; j < end; j++) s->p[j] *= scale; /* rounded, as in forward: ra_vast */
     for (int64_t j = begin; j < end; j++) s->p[j] = NAME(exp)(s->p[j] > lse ? 0 : s->p[j] - lse); /* no weight is above 1 */
     if (problem->dropout > 0) {
-        NAME(dropout)(s->factors, place, r, first, begin, end);
+        NAME(dropout)(s->factors, slab, r, first, begin, end);
         for (int64_t j = begin; j < end; j++) {
             s->ds[j] = scale * (s->p[j] * (s->factors[j] * s->ds[j] - delta));
             s->p[j] *= s->factors[j];
@@ -216,34 +216,34 @@ static void NAME(backward_row)(const ra_backward_step *step, NAME(backward_space
     NAME(combine)(s->dq, s->ds, s->keys, dim, begin, end);
     NAME(spread)(s->dk, s->ds, s->q, dim, begin, end);
     NAME(spread)(s->dv, s->p, s->dout, dim, begin, end);
-    real *dq = (real *)step->dq_acc.data + ra_place_at(place, &step->dq_acc, r);
+    real *dq = (real *)step->dq_acc.data + ra_slab_at(slab, &step->dq_acc, r);
     for (int64_t d = 0; d < dim; d++) dq[d] += s->dq[d];
 }
 
-static void NAME(backward_tile)(const ra_backward_step *step, const ra_place *place, int64_t begin, int64_t end, int64_t first,
+static void NAME(backward_tile)(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end, int64_t first,
                                 int64_t last, void *scratch) {
     NAME(backward_space) *s = scratch;
-    NAME(backward_arrays)(place->problem->head_dim, scratch, s);
-    const int64_t dim = place->problem->head_dim;
-    NAME(gather_columns)(s->key_columns, place, &place->item->k_view, first, last);
-    NAME(gather_columns)(s->value_columns, place, &place->item->v_view, first, last);
-    NAME(gather)(s->keys, place, &place->item->k_view, first, last);
+    NAME(backward_arrays)(slab->problem->head_dim, scratch, s);
+    const int64_t dim = slab->problem->head_dim;
+    NAME(gather_columns)(s->key_columns, slab, &slab->item->k_view, first, last);
+    NAME(gather_columns)(s->value_columns, slab, &slab->item->v_view, first, last);
+    NAME(gather)(s->keys, slab, &slab->item->k_view, first, last);
     memset(s->dk, 0, (size_t)((last - first) * dim) * sizeof(real));
     memset(s->dv, 0, (size_t)((last - first) * dim) * sizeof(real));
     for (int64_t r = begin; r < end; r++) {
         int64_t b, e;
-        ra_place_interval(place, r, &b, &e);
+        ra_slab_interval(slab, r, &b, &e);
         b = ra_max(b, first) - first;
         e = ra_min(e, last) - first;
         if (b >= e) continue;
-        ra_turn_wait(place->turn, r + 1);
-        NAME(backward_row)(step, s, place, r, first, b, e);
-        ra_turn_pass(place->turn, r + 1);
+        ra_turn_wait(slab->turn, r + 1);
+        NAME(backward_row)(step, s, slab, r, first, b, e);
+        ra_turn_pass(slab->turn, r + 1);
     }
-    ra_keys_wait(place);
+    ra_keys_wait(slab);
     for (int64_t c = first; c < last; c++) {
-        real *dk = (real *)place->item->dk_view.data + ra_place_key_at(place, &place->item->dk_view, c);
-        real *dv = (real *)place->item->dv_view.data + ra_place_key_at(place, &place->item->dv_view, c);
+        real *dk = (real *)slab->item->dk_view.data + ra_slab_key_at(slab, &slab->item->dk_view, c);
+        real *dv = (real *)slab->item->dv_view.data + ra_slab_key_at(slab, &slab->item->dv_view, c);
         for (int64_t d = 0; d < dim; d++) {
             dk[d] += s->dk[(c - first) * dim + d];
             dv[d] += s->dv[(c - first) * dim + d];

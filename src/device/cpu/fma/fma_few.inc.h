@@ -1,7 +1,7 @@
-/* Forward for few query rows, as in decoding, where reading K and V is all the work: nothing is packed, and the keys of a place
+/* Forward for few query rows, as in decoding, where reading K and V is all the work: nothing is packed, and the keys of a slab
  * are split over the workers.
  *
- *     keys of a place   | part 0 | part 1 | part 2 |      the parts follow from the number of keys alone
+ *     keys of a slab   | part 0 | part 1 | part 2 |      the parts follow from the number of keys alone
  *     states              (acc, m, l)  (acc, m, l)  ...   one in each slot
  *     result              state that came in, part 0, part 1, ... merged in that order
  *
@@ -10,7 +10,7 @@
  */
 
 enum {
-    FEW = 16,        /* rows of a place at most */
+    FEW = 16,        /* rows of a slab at most */
     FEW_BLOCK = 128, /* keys whose weights are held at a time, and whose sum is formed before it is added */
     FEW_KEYS = 1024, /* of a part at least */
     FEW_PARTS = 32,  /* at most */
@@ -35,7 +35,7 @@ typedef struct few_run {
     const ra_forward_step *step;
     const ra_item *item;
     int64_t part_keys, parts;
-    int64_t place; /* that the slots begin with */
+    int64_t slab; /* that the slots begin with */
     few_state *slots;
     int64_t slots_bytes, worker_bytes;
 } few_run;
@@ -69,7 +69,7 @@ static int64_t few_slots(const ra_problem *problem, char *base, few_state *slots
     return at - base;
 }
 
-/* Rows with vast scores are left to the scalar kernel, in the same place. */
+/* Rows with vast scores are left to the scalar kernel, in the same slab. */
 static int64_t few_worker_bytes(const ra_problem *problem) {
     few_space space;
     return ra_round_up(ra_max(few_arrays(problem, NULL, &space), ra_scalar_forward_scratch(problem, 1)), 64);
@@ -81,11 +81,11 @@ static int64_t few_scratch(const ra_problem *problem, int workers) {
 
 /* Rows of up to LANES keys from c on: where they lie, or converted. Rows that are missing are the last again. The next rows are
  * asked for, since those of one head may lie too far apart for the processor to guess. */
-INLINE void few_load(const float *rows[LANES], float *staged, const ra_place *place, const ra_tensor *view, int64_t c,
+INLINE void few_load(const float *rows[LANES], float *staged, const ra_slab *slab, const ra_tensor *view, int64_t c,
                      int64_t count, int64_t left) {
-    const ra_dtype dtype = place->problem->dtype;
-    const int64_t dim = place->problem->head_dim, width = padded(dim), size = (int64_t)ra_dtype_size(dtype);
-    const int64_t at = ra_place_key_at(place, view, c), row = place->k.row_step * view->row;
+    const ra_dtype dtype = slab->problem->dtype;
+    const int64_t dim = slab->problem->head_dim, width = padded(dim), size = (int64_t)ra_dtype_size(dtype);
+    const int64_t at = ra_slab_key_at(slab, view, c), row = slab->k.row_step * view->row;
     for (int64_t j = 0; j < LANES; j++) {
         const int64_t mine = at + ra_min(j, count - 1) * row;
         if (row * size > 1024 && j + LANES < left) {
@@ -108,8 +108,8 @@ static void few_turn(float *turned, const float *const keys[LANES], int64_t widt
     }
 }
 
-/* The scores of a row against LANES keys, one in each lane: summed in the order of scores() in fma_products.h, so that backward
- * finds the bits of forward. Where a row has one key, its weight is 1 only then. */
+/* The scores of a row against LANES keys, one in each lane: summed in the order of scores() in fma_products.inc.h, so that
+ * backward finds the bits of forward. Where a row has one key, its weight is 1 only then. */
 static vec few_dots(const float *q, const float *turned, int64_t dim) {
     const int64_t part = dim > 128 ? 64 : dim;
     vec all = splat(0);
@@ -122,8 +122,8 @@ static vec few_dots(const float *q, const float *turned, int64_t dim) {
 }
 
 /* Row i's weights of the block of keys [first, last) in place of its scores; its state follows. */
-static void few_weigh(few_space *w, few_state *state, const ra_place *place, int64_t i, int64_t first, int64_t last) {
-    const ra_problem *problem = place->problem;
+static void few_weigh(few_space *w, few_state *state, const ra_slab *slab, int64_t i, int64_t first, int64_t last) {
+    const ra_problem *problem = slab->problem;
     const int64_t width = padded(problem->head_dim), count = last - first, whole = padded(count);
     float *s = w->s + i * FEW_BLOCK;
     mask_row(s, w->begin[i], ra_min(w->end[i], last), first, 0, whole, -INFINITY);
@@ -148,7 +148,7 @@ static void few_weigh(few_space *w, few_state *state, const ra_place *place, int
         const uint32_t threshold = ra_dropout_threshold(problem);
         const float keep = (float)(1 / (1 - problem->dropout));
         uint32_t draws[FEW_BLOCK];
-        ra_dropout_draws(draws, place, i, first, 0, count);
+        ra_dropout_draws(draws, slab, i, first, 0, count);
         for (int64_t c = 0; c < count; c++) s[c] = draws[c] >= threshold ? s[c] * keep : 0;
     }
 }
@@ -173,24 +173,24 @@ static void few_add_some(float *restrict sum, const float *p, const float *const
         for (int64_t d = 0; d < width; d += LANES) store(sum + d, load(sum + d) + splat(p[j]) * load(values[j] + d));
 }
 
-/* What keys [low, high) add to the state of a place's rows. */
-static void few_part(few_space *w, few_state *state, const ra_place *place, int64_t low, int64_t high) {
-    const int64_t width = padded(place->problem->head_dim), rows = ra_place_rows(place);
+/* What keys [low, high) add to the state of a slab's rows. */
+static void few_part(few_space *w, few_state *state, const ra_slab *slab, int64_t low, int64_t high) {
+    const int64_t width = padded(slab->problem->head_dim), rows = ra_slab_rows(slab);
     const float *at[LANES];
     for (int64_t first = low; first < high; first += FEW_BLOCK) {
         const int64_t last = ra_min(first + FEW_BLOCK, high);
         for (int64_t c = first; c < last; c += LANES) {
             const int64_t count = ra_min(LANES, last - c);
-            few_load(at, w->staged, place, &place->item->k_view, c, count, last - c);
+            few_load(at, w->staged, slab, &slab->item->k_view, c, count, last - c);
             few_turn(w->turned, at, width);
             for (int64_t i = 0; i < rows; i++)
-                store(w->s + i * FEW_BLOCK + c - first, few_dots(w->q + i * width, w->turned, place->problem->head_dim));
+                store(w->s + i * FEW_BLOCK + c - first, few_dots(w->q + i * width, w->turned, slab->problem->head_dim));
         }
-        for (int64_t i = 0; i < rows; i++) few_weigh(w, state, place, i, first, last);
+        for (int64_t i = 0; i < rows; i++) few_weigh(w, state, slab, i, first, last);
         memset(w->sum, 0, (size_t)(rows * width) * sizeof(float));
         for (int64_t c = first; c < last; c += LANES) {
             const int64_t count = ra_min(LANES, last - c);
-            few_load(at, w->staged, place, &place->item->v_view, c, count, last - c);
+            few_load(at, w->staged, slab, &slab->item->v_view, c, count, last - c);
             for (int64_t i = 0; i < rows; i++) {
                 const int64_t from = ra_max(w->begin[i] - c, 0), to = ra_min(w->end[i] - c, count);
                 const float *p = w->s + i * FEW_BLOCK + c - first;
@@ -210,19 +210,19 @@ static void few_clear(few_state *state, int64_t rows, int64_t width) {
     }
 }
 
-/* A part of a place, to `state`. */
-static void few_compute(const few_run *run, const ra_place *place, int64_t part, few_space *w, few_state *state) {
-    const int64_t width = padded(place->problem->head_dim), rows = ra_place_rows(place);
+/* A part of a slab, to `state`. */
+static void few_compute(const few_run *run, const ra_slab *slab, int64_t part, few_space *w, few_state *state) {
+    const int64_t width = padded(slab->problem->head_dim), rows = ra_slab_rows(slab);
     for (int64_t r = 0; r < rows; r++) {
-        load_query(w->q + r * width, &run->step->q, place, r);
-        ra_place_interval(place, r, &w->begin[r], &w->end[r]);
+        load_query(w->q + r * width, &run->step->q, slab, r);
+        ra_slab_interval(slab, r, &w->begin[r], &w->end[r]);
     }
     few_clear(state, rows, width);
     int64_t low, high;
-    ra_place_hull(place, 0, rows, &low, &high);
+    ra_slab_hull(slab, 0, rows, &low, &high);
     low = ra_max(low, part * run->part_keys);
     high = ra_min(high, (part + 1) * run->part_keys);
-    few_part(w, state, place, low, high);
+    few_part(w, state, slab, low, high);
 }
 
 /* into += from, of row i. */
@@ -237,21 +237,21 @@ static void few_merge(few_state *into, const few_state *from, int64_t i, int64_t
     into->m[i] = m;
 }
 
-/* Merges the parts of a place with the state that came in, and writes the result. What `w` holds is lost. */
-static void few_store(const few_run *run, const ra_place *place, const few_state *parts, few_space *w) {
+/* Merges the parts of a slab with the state that came in, and writes the result. What `w` holds is lost. */
+static void few_store(const few_run *run, const ra_slab *slab, const few_state *parts, few_space *w) {
     const ra_forward_step *step = run->step;
-    const int64_t width = padded(place->problem->head_dim), rows = ra_place_rows(place);
+    const int64_t width = padded(slab->problem->head_dim), rows = ra_slab_rows(slab);
     few_state *state = &w->state;
     uint32_t vast = 0;
     for (int64_t r = 0; r < rows; r++) {
         float *acc = state->acc + r * width;
-        load_state(step, place, r, acc, &state->m[r], &state->l[r]);
+        load_state(step, slab, r, acc, &state->m[r], &state->l[r]);
         for (int64_t part = 0; part < run->parts; part++) few_merge(state, &parts[part], r, width);
         if (ra_vast(state->m[r])) vast |= 1u << r;
-        else store_row(step, place, r, acc, state->m[r], state->l[r]);
+        else store_row(step, slab, r, acc, state->m[r], state->l[r]);
     }
     for (int64_t r = 0; r < rows; r++)
-        if (vast >> r & 1) ra_scalar_forward_tile(step, place, r, r + 1, w);
+        if (vast >> r & 1) ra_scalar_forward_tile(step, slab, r, r + 1, w);
 }
 
 static few_space *few_worker(const few_run *run, int worker) {
@@ -263,16 +263,16 @@ static few_space *few_worker(const few_run *run, int worker) {
 
 static void few_part_task(void *arg, int64_t index, int worker) {
     const few_run *run = arg;
-    const ra_place place = ra_place_number(run->step->problem, run->item, run->place + index / run->parts);
+    const ra_slab slab = ra_slab_number(run->step->problem, run->item, run->slab + index / run->parts);
     few_space *w = few_worker(run, worker);
-    few_compute(run, &place, index % run->parts, w, &run->slots[index]);
-    if (run->parts == 1) few_store(run, &place, &run->slots[index], w);
+    few_compute(run, &slab, index % run->parts, w, &run->slots[index]);
+    if (run->parts == 1) few_store(run, &slab, &run->slots[index], w);
 }
 
 static void few_merge_task(void *arg, int64_t index, int worker) {
     const few_run *run = arg;
-    const ra_place place = ra_place_number(run->step->problem, run->item, run->place + index);
-    few_store(run, &place, &run->slots[index * run->parts], few_worker(run, worker));
+    const ra_slab slab = ra_slab_number(run->step->problem, run->item, run->slab + index);
+    few_store(run, &slab, &run->slots[index * run->parts], few_worker(run, worker));
 }
 
 /* Items one after the other: they may continue each other's rows. */
@@ -281,12 +281,12 @@ static ra_status few_forward(const ra_forward_step *step) {
     run.slots_bytes = few_slots(step->problem, step->scratch, step->scratch);
     run.worker_bytes = few_worker_bytes(step->problem);
     for (run.item = step->items; run.item < step->items + step->item_count; run.item++) {
-        const int64_t keys = ra_max(run.item->k.count, 1), places = ra_places(step->problem, run.item);
+        const int64_t keys = ra_max(run.item->k.count, 1), slabs = ra_slabs(step->problem, run.item);
         run.part_keys = ra_max(FEW_KEYS, ra_round_up(ra_ceil_div(keys, FEW_PARTS), FEW_BLOCK));
         run.parts = ra_ceil_div(keys, run.part_keys);
-        const int64_t most = FEW_SLOTS / run.parts; /* places at a time */
-        for (run.place = 0; run.place < places; run.place += most) {
-            const int64_t count = ra_min(most, places - run.place);
+        const int64_t most = FEW_SLOTS / run.parts; /* slabs at a time */
+        for (run.slab = 0; run.slab < slabs; run.slab += most) {
+            const int64_t count = ra_min(most, slabs - run.slab);
             ra_workers_run(step->workers, count * run.parts, few_part_task, &run, step->poll, step->poll_arg);
             if (run.parts > 1) ra_workers_run(step->workers, count, few_merge_task, &run, step->poll, step->poll_arg);
         }

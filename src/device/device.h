@@ -1,0 +1,104 @@
+/* All that may happen to memory, in one interface that every device fills. Plan and ring know devices from here alone: neither
+ * touches a byte of a tensor, or asks which device it has.
+ *
+ * A pass is begin, steps, end. What lies in memory between them, the running state of rows and the sums of gradients, has the
+ * form that the device gives it: the ring reserves as many bytes as it says, and sends such a block to a peer as it is. */
+#ifndef RA_DEVICE_DEVICE_H
+#define RA_DEVICE_DEVICE_H
+
+#include "core/box.h"
+#include "core/pool.h"
+#include "core/workers.h"
+#include "device/kernel.h"
+
+/* Where the work of a call runs, in order. */
+typedef struct ra_queue {
+    ra_workers *workers;     /* CPU: all work is done when a function returns */
+    void *stream;            /* CUDA (a cudaStream_t): work is enqueued, and runs on after the call */
+    void (*poll)(void *arg); /* called often while the caller's thread computes; NULL: there is nobody to look after */
+    void *poll_arg;
+} ra_queue;
+
+/* What a pass is over: the rows of one rank. */
+typedef struct ra_pass_shape {
+    const ra_problem *problem;
+    int64_t rows_k;
+    const ra_used_rows *used_q, *used_k; /* items meet no other rows */
+    bool single;                         /* every row is met by one item of one step (ra_forward_step, ra_backward_step) */
+    bool direct;                         /* of the kernel: gradients of a single pass need no room for sums */
+    bool travels;                        /* the state (backward: dq) of all rows lies in one block that peers exchange */
+} ra_pass_shape;
+
+/* The caller fills what comes before `step`; the rest is the device's own, from `lay` on. */
+typedef struct ra_forward_pass {
+    const ra_kernel *kernel;
+    ra_pass_shape shape;
+    ra_queue queue;
+    ra_tensor q, out, lse; /* lse.data may be NULL */
+    char *state;           /* forward_bytes */
+    char *travelling;      /* travelling_bytes */
+    char *scratch;         /* of the kernel */
+    ra_forward_step step;
+} ra_forward_pass;
+
+typedef struct ra_backward_pass {
+    const ra_kernel *kernel;
+    ra_pass_shape shape;
+    ra_queue queue;
+    ra_tensor q, out, lse, dout, dlse; /* dlse.data may be NULL */
+    ra_tensor dq, dk, dv;              /* results */
+    char *state;                       /* backward_bytes */
+    char *travelling;
+    char *scratch;
+    ra_backward_step step;
+    ra_tensor dk_sums, dv_sums; /* of this rank's own keys: its items add to them */
+    ra_backward_rows rows;
+} ra_backward_pass;
+
+/* lay gives the state its place in memory; begin takes the items of the first step (of a single pass: all items); steps add
+ * what their items give, perhaps none, and know whether they are the last. Nothing is touched before begin. */
+struct ra_device_ops {
+    ra_device kind;
+    const char *name; /* "CPU", "GPU" */
+
+    /* Why it cannot work over so many ranks; NULL: it can. Asked when a plan is made. */
+    const char *(*unsupported)(int ranks);
+    /* Rows of a bucket that suit it; 0: as the plan sees fit. */
+    int64_t usual_bucket;
+    bool by_workers; /* computes on the threads of ra_queue.workers */
+
+    /* Memory of its own, where workspaces lie; NULL: it is this process's. */
+    const ra_memory *memory;
+    void (*zero)(const ra_queue *queue, void *memory, int64_t bytes);
+
+    /* Order. Whose work it is that runs on after the call; NULL: nobody's, it is done. */
+    const void *(*owner)(const ra_queue *queue);
+    /* Is the queue's work recorded, to run later and perhaps often? Its memory must then never serve another call. */
+    bool (*recording)(const ra_queue *queue);
+
+    /* Passes. Bytes are multiples of 64. */
+    int64_t (*forward_bytes)(const ra_pass_shape *shape);
+    int64_t (*backward_bytes)(const ra_pass_shape *shape);
+    int64_t (*travelling_bytes)(const ra_problem *problem, bool backward);
+    void (*forward_lay)(ra_forward_pass *pass);
+    void (*backward_lay)(ra_backward_pass *pass);
+    ra_status (*forward_begin)(ra_forward_pass *pass, const ra_item *items, int64_t count);
+    ra_status (*forward_step)(ra_forward_pass *pass, const ra_item *items, int64_t count, bool last);
+    ra_status (*forward_end)(ra_forward_pass *pass);
+    ra_status (*backward_begin)(ra_backward_pass *pass, const ra_item *items, int64_t count);
+    ra_status (*backward_step)(ra_backward_pass *pass, const ra_item *items, int64_t count);
+    ra_status (*backward_end)(ra_backward_pass *pass);
+
+    /* Messages: rows of k or v (of `dtype`) and of sums of gradients (of its state type). NULL where `unsupported` refuses. */
+    void (*pack)(const ra_queue *queue, ra_dtype dtype, const ra_box *box, ra_tensor from, char *packed);
+    void (*unpack_add)(const ra_queue *queue, ra_dtype dtype, const ra_box *box, const char *packed, ra_tensor sums);
+    void (*add)(const ra_queue *queue, ra_dtype dtype, char *sums, const char *more, int64_t count);
+    /* mine += theirs: travelling blocks of forward, of backward. */
+    void (*merge_states)(const ra_queue *queue, const ra_problem *problem, char *mine, const char *theirs);
+    void (*merge_sums)(const ra_queue *queue, const ra_problem *problem, char *mine, const char *theirs);
+};
+
+/* NULL: this build has no kernels for it. */
+const ra_device_ops *ra_device_of(ra_device kind);
+
+#endif

@@ -1,0 +1,29 @@
+/* The plans of a communicator, kept by configuration, and what the calls of a plan reuse. */
+#ifndef RA_RING_CACHE_H
+#define RA_RING_CACHE_H
+
+#include "plan/plan.h"
+#include "ring/comm.h"
+
+/* The handle that users hold points to `plan`, which comes first. */
+typedef struct ra_entry {
+    ra_plan plan;
+    ra_comm *comm;
+    struct ra_entry *next; /* latest used first */
+    bool taken;
+    ra_arena arena;                  /* of all that follows */
+    char *key;                       /* the configuration as text */
+    int64_t key_bytes, shared_bytes; /* the first shared_bytes are what all ranks agree on */
+    uint64_t digest;                 /* of those, and of what was chosen */
+    /* What steps reuse: messages that are here now, that come next, that were here before, that came home. */
+    ra_messages held, coming, previous, home;
+    ra_item *items;         /* of a step */
+    ra_transfer *transfers; /* posted in a step */
+    ra_stats_data stats;    /* of the latest call */
+} ra_entry;
+
+static inline ra_entry *ra_entry_of(ra_plan *plan) { return (ra_entry *)(void *)plan; }
+
+void ra_cache_clear(ra_comm *comm);
+
+#endif

@@ -1,0 +1,82 @@
+/* Pieces of messages as a pass sees them: their bytes, their items, and the way between messages and this rank's tensors. */
+#include "core/dtype.h"
+#include "ring/pass.h"
+
+int64_t ra_rows_bytes(const ra_call *call, const ra_piece *piece) {
+    return 2 * ra_piece_elements(&call->plan->route, piece) * (int64_t)ra_dtype_size(call->plan->config.dtype);
+}
+int64_t ra_sums_bytes(const ra_call *call, const ra_piece *piece) {
+    return 2 * ra_piece_elements(&call->plan->route, piece) * ra_state_size(call->plan->config.dtype);
+}
+
+/* ---------------------------------------------------------------------------------------------------------- items */
+
+/* A view by head instead of by head index: the heads of a class start somewhere and have a step. */
+static ra_tensor by_index(ra_tensor tensor, int64_t size, const ra_item *item) {
+    tensor.data = tensor.data ? (char *)tensor.data + item->heads.start * tensor.head * size : NULL;
+    tensor.head *= item->heads.step;
+    return tensor;
+}
+
+static void add_items(ra_call *call, const ra_piece *piece, const ra_item_views *views, bool packed) {
+    const ra_plan *plan = call->plan;
+    const ra_ring *ring = &plan->route.rings.rings[piece->ring];
+    int64_t size = (int64_t)ra_dtype_size(plan->config.dtype), state = ra_state_size(plan->config.dtype);
+    for (int64_t t = 0; t < ring->target_count; t++) {
+        if (ring->targets[t].rank != plan->view.rank) continue;
+        ra_item *items = &call->entry->items[call->item_count];
+        int64_t count = ra_items(&plan->route, piece, &ring->targets[t], packed, items);
+        for (int64_t i = 0; i < count; i++) {
+            items[i].k_view = packed ? views->k : by_index(views->k, size, &items[i]);
+            items[i].v_view = packed ? views->v : by_index(views->v, size, &items[i]);
+            items[i].dk_view = packed ? views->dk : by_index(views->dk, state, &items[i]);
+            items[i].dv_view = packed ? views->dv : by_index(views->dv, state, &items[i]);
+            items[i].dk_result = by_index(views->dk_result, size, &items[i]);
+            items[i].dv_result = by_index(views->dv_result, size, &items[i]);
+        }
+        call->item_count += count;
+    }
+}
+
+void ra_items_home(ra_pass *pass, const ra_piece *piece) { add_items(&pass->call, piece, &pass->home, false); }
+
+void ra_items_packed(ra_pass *pass, const ra_piece *piece, char *packed, char *sums) {
+    const ra_route *route = &pass->call.plan->route;
+    ra_item_views views = {.k = ra_packed_view(route, piece, packed),
+                           .v = ra_packed_view(route, piece, packed + ra_rows_bytes(&pass->call, piece) / 2)};
+    if (sums) {
+        views.dk = ra_packed_view(route, piece, sums);
+        views.dv = ra_packed_view(route, piece, sums + ra_sums_bytes(&pass->call, piece) / 2);
+    }
+    add_items(&pass->call, piece, &views, true);
+}
+
+void ra_items_local(ra_pass *pass) {
+    const ra_view *view = &pass->call.plan->view;
+    for (int64_t i = 0; i < view->local_count; i++) {
+        const ra_ring *ring = &pass->call.plan->route.rings.rings[view->local[i]];
+        for (int64_t s = 0; s < ring->source_count; s++) {
+            ra_piece whole = {
+                .ring = view->local[i], .source = (int32_t)s, .repeats = ring->repeat, .rows = ring->sources[s].rows.count};
+            ra_items_home(pass, &whole);
+        }
+    }
+}
+
+/* -------------------------------------------------------------------------------------------------------- messages */
+
+void ra_pack_piece(ra_pass *pass, const ra_piece *piece, char *packed) {
+    const ra_call *call = &pass->call;
+    const ra_box box = ra_piece_box(&call->plan->route, piece);
+    const ra_dtype dtype = call->plan->config.dtype;
+    call->device->pack(&call->queue, dtype, &box, pass->home.k, packed);
+    call->device->pack(&call->queue, dtype, &box, pass->home.v, packed + ra_rows_bytes(call, piece) / 2);
+}
+
+void ra_add_piece_home(ra_pass *pass, const ra_piece *piece, const char *sums) {
+    const ra_call *call = &pass->call;
+    const ra_box box = ra_piece_box(&call->plan->route, piece);
+    const ra_dtype dtype = call->plan->config.dtype;
+    call->device->unpack_add(&call->queue, dtype, &box, sums, pass->home.dk);
+    call->device->unpack_add(&call->queue, dtype, &box, sums + ra_sums_bytes(call, piece) / 2, pass->home.dv);
+}
