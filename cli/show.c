@@ -3,10 +3,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "cli.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 /* A few buffers in turn, so that one printf may show several numbers. */
@@ -99,8 +99,4 @@ bool wants_colour(void) {
     return isatty(STDOUT_FILENO) && !(none && *none) && !(term && strcmp(term, "dumb") == 0);
 }
 
-double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
+double now(void) { return ra_seconds(); }

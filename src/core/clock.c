@@ -9,7 +9,8 @@ double ra_seconds(void) {
 struct timespec ra_seconds_ahead(double seconds) {
     struct timespec then;
     clock_gettime(CLOCK_MONOTONIC, &then);
-    const long whole = (long)seconds;
+    if (seconds > 1e9) seconds = 1e9; /* decades: nobody waits longer */
+    const time_t whole = (time_t)seconds;
     then.tv_sec += whole;
     then.tv_nsec += (long)(1e9 * (seconds - (double)whole));
     if (then.tv_nsec >= 1000000000) {

@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "core/alloc.h"
+#include "core/clock.h"
 #include "core/status.h"
 
 #define INSIDE_MASK 0xffffu
@@ -134,13 +135,9 @@ ra_status ra_workers_create(int count, ra_workers **workers) {
     if (!w) return ra_fail(RA_NOMEM, "no memory for %d worker threads", count);
     w->count = count;
     w->process = getpid();
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_mutex_init(&w->lock, NULL);
     pthread_cond_init(&w->opened, NULL);
-    pthread_cond_init(&w->left, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    ra_cond_init(&w->left);
     atomic_init(&w->gate, GENERATION_STEP);
 
     w->threads = ra_alloc((int64_t)sizeof(slot) * (count - 1));
@@ -192,13 +189,7 @@ static void close_gate(ra_workers *w, void (*poll)(void *poll_arg), void *poll_a
         if (!poll) {
             while (somebody_inside(w)) pthread_cond_wait(&w->left, &w->lock);
         } else if (somebody_inside(w)) {
-            struct timespec until;
-            clock_gettime(CLOCK_MONOTONIC, &until);
-            until.tv_nsec += 200000;
-            if (until.tv_nsec >= 1000000000) {
-                until.tv_nsec -= 1000000000;
-                until.tv_sec++;
-            }
+            const struct timespec until = ra_seconds_ahead(200e-6);
             pthread_cond_timedwait(&w->left, &w->lock, &until);
         }
         atomic_store(&w->caller_waits, false);

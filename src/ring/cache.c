@@ -107,7 +107,7 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     *plan = NULL;
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
     RA_TRY(ra_comm_usable(comm));
-    if (comm->solo.make_row && desc && desc->query_placement == RA_REPLICATED)
+    if (ra_link_is_solo(comm->link) && desc && desc->query_placement == RA_REPLICATED)
         return ra_fail(RA_NOT_AVAILABLE, "a rank played alone needs sharded queries");
     ra_arena arena = {0};
     ra_config config = {0};
@@ -127,7 +127,7 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     /* Every rank takes part in the agreement whatever became of its own plan, so that nobody waits for one that failed. */
     ra_entry *made = NULL;
     if (status == RA_OK) status = find_or_make(comm, desc, key, length, shared, &made);
-    bool alone = ra_comm_size(comm) == 1 || comm->solo.make_row;
+    bool alone = comm->ranks == 1 || ra_link_is_solo(comm->link); /* nobody to agree with */
     if (status == RA_OK && !alone) ra_link_set_checksum(comm->link, config.checksum);
     if (config.placement == RA_REPLICATED &&
         comm->merging) { /* the headers of the merge tell; only a failure must be told now */

@@ -1,9 +1,6 @@
 #include "ring/call.h"
 
-#include <string.h>
-
 #include "core/alloc.h"
-#include "core/frame.h"
 #include "core/log.h"
 #include "core/status.h"
 #include "ring/solo.h"
@@ -79,8 +76,7 @@ ra_status ra_call_end(ra_call *call, ra_status status) {
     if (call->workspace && reusable) ra_pool_give(call->pool, call->workspace);
     ra_link_counts now = ra_link_read(comm->link);
     ra_stats_data *stats = &call->entry->stats;
-    stats->bytes_sent = now.bytes_sent - call->counts.bytes_sent + comm->solo_bytes;
-    comm->solo_bytes = 0;
+    stats->bytes_sent = now.bytes_sent - call->counts.bytes_sent;
     stats->bytes_received = now.bytes_received - call->counts.bytes_received;
     stats->wait_seconds = now.wait_seconds - call->counts.wait_seconds;
     return status;
@@ -99,28 +95,23 @@ static ra_transfer *next_transfer(ra_call *call) {
     return &call->entry->transfers[call->transfer_count++];
 }
 
-ra_status ra_call_recv(ra_call *call, int peer, char *frame, int64_t payload) {
+static ra_status receive(ra_call *call, int peer, char *frame, int64_t payload, const ra_maker *maker) {
     ra_comm *comm = call->comm;
-    if (comm->solo.make_row) {
-        memset(ra_frame_payload(frame), 0, (size_t)payload);
-        return RA_OK;
-    }
-    return ra_link_recv(comm->link, peer, comm->received[peer]++, call->step, frame, payload, next_transfer(call));
+    return ra_link_recv_or_make(comm->link, peer, comm->received[peer]++, call->step, frame, payload, maker,
+                                next_transfer(call));
+}
+
+ra_status ra_call_recv(ra_call *call, int peer, char *frame, int64_t payload) {
+    return receive(call, peer, frame, payload, NULL);
 }
 
 ra_status ra_call_recv_kv(ra_call *call, int peer, char *frame, int64_t payload, const ra_piece *pieces, int64_t count) {
-    ra_comm *comm = call->comm;
-    if (!comm->solo.make_row) return ra_call_recv(call, peer, frame, payload);
-    ra_make_pieces(&call->plan->route, pieces, count, comm->workers, &comm->solo, ra_frame_payload(frame));
-    return RA_OK;
+    ra_made_pieces made = {&call->plan->route, pieces, count, call->queue.workers, &call->comm->solo};
+    return receive(call, peer, frame, payload, &(ra_maker){ra_make_pieces, &made});
 }
 
 ra_status ra_call_send(ra_call *call, int peer, char *frame, int64_t payload) {
     ra_comm *comm = call->comm;
-    if (comm->solo.make_row) {
-        comm->solo_bytes += payload;
-        return RA_OK;
-    }
     return ra_link_send(comm->link, peer, comm->sent[peer]++, call->step, frame, payload, next_transfer(call));
 }
 

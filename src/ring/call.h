@@ -37,7 +37,7 @@ char *ra_call_carve(ra_call *call, int64_t bytes);
 
 /* Start a message of this step. */
 ra_status ra_call_recv(ra_call *call, int peer, char *frame, int64_t payload);
-/* The same for pieces of K and V, which a rank played alone makes for itself. */
+/* The same for pieces of K and V, which are made where there is no peer to send them. */
 ra_status ra_call_recv_kv(ra_call *call, int peer, char *frame, int64_t payload, const ra_piece *pieces, int64_t count);
 ra_status ra_call_send(ra_call *call, int peer, char *frame, int64_t payload);
 /* Waits for all messages of this step. */

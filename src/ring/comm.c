@@ -124,7 +124,6 @@ ra_status ra_comm_custom(const ra_comm_ops *ops, void *ctx, int rank, int ranks,
     return ra_comm_from_link(link, comm);
 }
 
-/* The link of a rank played alone is that of a single rank; only numbers tell it from a real one. */
 ra_status ra_comm_solo(int rank, int ranks, const ra_solo_ops *ops, ra_comm **comm) {
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
     *comm = NULL;
@@ -134,21 +133,16 @@ ra_status ra_comm_solo(int rank, int ranks, const ra_solo_ops *ops, ra_comm **co
     if (ranks < 1 || ranks > RA_MAX_RANKS)
         return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
     if (rank < 0 || rank >= ranks) return ra_fail(RA_INVALID, "rank is %d, which is not in 0..%d", rank, ranks - 1);
-    RA_TRY(ra_comm_self(comm));
-    ra_free((*comm)->sent, tag_bytes(*comm)); /* no message is ever tagged */
-    ra_free((*comm)->received, tag_bytes(*comm));
-    (*comm)->sent = (*comm)->received = NULL;
-    (*comm)->rank = rank;
-    (*comm)->ranks = ranks;
+    ra_link *link;
+    RA_TRY(ra_link_create_solo(rank, ranks, &link));
+    RA_TRY(ra_comm_from_link(link, comm));
     (*comm)->solo = *ops;
     return RA_OK;
 }
 
 int ra_comm_rank(const ra_comm *comm) { return comm ? comm->rank : -1; }
 int ra_comm_size(const ra_comm *comm) { return comm ? comm->ranks : 0; }
-const char *ra_comm_transport(const ra_comm *comm) {
-    return !comm ? "" : comm->solo.make_row ? "solo" : ra_link_transport(comm->link);
-}
+const char *ra_comm_transport(const ra_comm *comm) { return comm ? ra_link_transport(comm->link) : ""; }
 
 ra_status ra_comm_set_timeout(ra_comm *comm, double timeout, double start_timeout) {
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
@@ -175,7 +169,6 @@ ra_status ra_comm_allgather(ra_comm *comm, const void *mine, void *all, int64_t 
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
     if (bytes < 0 || (bytes > 0 && (!mine || !all)))
         return ra_fail(RA_INVALID, bytes < 0 ? "bytes is negative" : "mine or all is NULL");
-    if (comm->solo.make_row) return ra_fail(RA_INVALID, "a rank played alone has nobody to gather from");
     RA_TRY(ra_comm_usable(comm));
     return ra_link_allgather(comm->link, mine, all, bytes, "gather");
 }

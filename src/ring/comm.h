@@ -14,9 +14,8 @@
 struct ra_comm {
     ra_link *link;
     pid_t process; /* that made it: a forked child lacks its threads */
-    int rank, ranks;                                       /* those of the link, but for a rank played alone */
-    ra_solo_ops solo;                                      /* make_row NULL: there are real peers */
-    int64_t solo_bytes;                                    /* that a rank played alone would have sent */
+    int rank, ranks;
+    ra_solo_ops solo;                                      /* of a rank played alone */
     void (*trace)(void *ctx, const ra_trace_event *event); /* NULL: nobody looks */
     void *trace_ctx;
     ra_pool *pool, *device_pool;     /* the second is made by the first plan on a device */

@@ -29,12 +29,14 @@ static void make_rows(void *arg, int64_t index, int worker) {
         }
 }
 
-void ra_make_pieces(const ra_route *route, const ra_piece *pieces, int64_t count, ra_workers *workers, const ra_solo_ops *ops,
-                    char *packed) {
-    for (int64_t i = 0; i < count; i++) {
-        making job = {route, &pieces[i], ops, packed};
-        int64_t heads = route->rings.classes[route->rings.rings[pieces[i].ring].class_index].heads.count;
-        ra_workers_run(workers, 2 * route->config->batch * heads, make_rows, &job, NULL, NULL);
-        packed += 2 * ra_piece_elements(route, &pieces[i]) * (int64_t)ra_dtype_size(route->config->dtype);
+void ra_make_pieces(void *arg, char *packed) {
+    const ra_made_pieces *made = arg;
+    const ra_route *route = made->route;
+    for (int64_t i = 0; i < made->count; i++) {
+        const ra_piece *piece = &made->pieces[i];
+        making job = {route, piece, made->ops, packed};
+        int64_t heads = route->rings.classes[route->rings.rings[piece->ring].class_index].heads.count;
+        ra_workers_run(made->workers, 2 * route->config->batch * heads, make_rows, &job, NULL, NULL);
+        packed += 2 * ra_piece_elements(route, piece) * (int64_t)ra_dtype_size(route->config->dtype);
     }
 }

@@ -33,7 +33,7 @@ void ra_link_begin(ra_link *link, const char *phase, const ra_subject *subject) 
     link->call_digests[++link->calls % RA_CALL_LOG] = link->call;
     link->step = 0;
     link->calling = true;
-    link->calling_since = ra_link_now();
+    link->calling_since = ra_seconds();
     link->asking = false;
     bool same = true;
     for (int rank = 0; rank < link->ranks && same; rank++) same = !differs(link, &link->peers[rank].mark);
@@ -84,7 +84,7 @@ bool ra_link_doubts(ra_link *link, const ra_flight *flight, double since) {
     if (link->call == 0 || (flight->status != RA_PROTOCOL && flight->status != RA_DISAGREE)) return false;
     if (theirs->number == link->calls && !differs(link, theirs)) return false;
     if (!link->asking) ask(link);
-    return ra_link_now() - since < RA_LINK_GRACE;
+    return ra_seconds() - since < RA_LINK_GRACE;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- call timeout */

@@ -74,14 +74,14 @@ static double beat_interval(const ra_link *link) {
 
 void ra_control_beat(ra_link *link) {
     for (int rank = 0; rank < link->ranks; rank++) link->peers[rank].beat_due = rank != link->rank;
-    link->next_beat = ra_link_now() + beat_interval(link);
+    link->next_beat = ra_seconds() + beat_interval(link);
 }
 
 static void mark_lost(ra_link *link, int rank) {
     ra_peer *peer = &link->peers[rank];
     if (peer->lost) return;
     peer->lost = true;
-    peer->lost_at = ra_link_now();
+    peer->lost_at = ra_seconds();
 }
 
 /* The transport failed on a control message. */
@@ -195,7 +195,7 @@ static void take_answer(ra_link *link, int rank, const control *message) {
     bool missing = posted && awaited->receiving && !ra_seen_has(&peer->seen, message->answered_sequence);
     bool known = missing && peer->missing && peer->missing_sequence == message->answered_sequence &&
                  (uint32_t)peer->missing_answer == message->answer;
-    if (!known) peer->missing_since = ra_link_now();
+    if (!known) peer->missing_since = ra_seconds();
     peer->missing = missing;
     peer->missing_sequence = message->answered_sequence;
     peer->missing_answer = (ra_answer)message->answer;
@@ -204,7 +204,7 @@ static void take_answer(ra_link *link, int rank, const control *message) {
 static void take(ra_link *link, int rank, control *message) {
     ra_peer *peer = &link->peers[rank];
     peer->arrived = true;
-    peer->heard = ra_link_now();
+    peer->heard = ra_seconds();
     message->text[RA_CALL_TEXT - 1] = 0;
     switch (message->kind) {
     case BEAT:
@@ -258,7 +258,7 @@ static void read_inbox(ra_link *link, int rank) {
         if (status == RA_OK && !done) return;
         peer->inbox = NULL;
         if (status == RA_OK && received == 0 && peer->arrived) { /* the transport knows that it lives, and it cannot beat */
-            peer->heard = ra_link_now();
+            peer->heard = ra_seconds();
             post_inbox(link, rank);
             return;
         }
@@ -286,7 +286,7 @@ void ra_control_read(ra_link *link) {
 
 void ra_control_service(ra_link *link) {
     if (!link->frames) return;
-    double now = ra_link_now();
+    double now = ra_seconds();
     link->serviced = now;
     ra_control_read(link);
     if (now >= link->next_beat) ra_control_beat(link);
@@ -305,11 +305,7 @@ static void *beat_thread(void *arg) {
         double period = beat_interval(link) / 2;
         if (period > 0.25) period = 0.25;
         if (period < 0.002) period = 0.002;
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += (long)(period * 1e9);
-        until.tv_sec += until.tv_nsec / 1000000000L;
-        until.tv_nsec %= 1000000000L;
+        const struct timespec until = ra_seconds_ahead(period);
         pthread_cond_timedwait(&link->wake, &link->mutex, &until);
         if (!link->stopping) ra_control_service(link);
     }
@@ -371,8 +367,8 @@ static void keep(char *frames) {
 void ra_control_leave(ra_link *link) {
     if (!link->frames) return;
     if (link->status == RA_OK) ra_control_tell(link);
-    double until = ra_link_now() + LINGER;
-    for (bool pending = true; pending && ra_link_now() < until;) {
+    double until = ra_seconds() + LINGER;
+    for (bool pending = true; pending && ra_seconds() < until;) {
         pending = false;
         for (int rank = 0; rank < link->ranks; rank++) {
             ra_peer *peer = &link->peers[rank];

@@ -80,7 +80,7 @@ static ra_status new_request(const ra_fault *fault, bool receiving, uint64_t tag
     if (!r) return ra_fail(RA_NOMEM, "no memory for a request");
     r->receiving = receiving;
     r->own = tag >= RA_LINK_OWN_TAG;
-    if (fault->kind == RA_FAULT_DELAY) r->ready = ra_link_now() + fault->seconds;
+    if (fault->kind == RA_FAULT_DELAY) r->ready = ra_seconds() + fault->seconds;
     if (fault->kind == RA_FAULT_BREAK) r->status = fault->status;
     r->swallowed = fault->kind == RA_FAULT_STOP || fault->kind == RA_FAULT_DROP;
     *out = r;
@@ -134,7 +134,7 @@ static ra_status wait_request(void *ctx, void *request, double seconds, int *don
     fault_request *r = request;
     *done = 0;
     bool never = is_stopped(t) || (r->swallowed && r->receiving);
-    double early = r->ready - ra_link_now();
+    double early = r->ready - ra_seconds();
     if (never || early > 0) {
         nap(never || early > seconds ? seconds : early);
         return RA_OK;

@@ -26,7 +26,7 @@ static const char *describe(const ra_event *event, char *text, size_t bytes) {
 
 void ra_history_note(ra_link *link, const char *what, int peer, bool receiving, uint64_t tag, int64_t step, int64_t bytes) {
     link->events[link->event_count++ % RA_EVENTS] = (ra_event){
-        .time = ra_link_now(), .what = what, .peer = peer, .receiving = receiving, .tag = tag, .step = step, .bytes = bytes};
+        .time = ra_seconds(), .what = what, .peer = peer, .receiving = receiving, .tag = tag, .step = step, .bytes = bytes};
     if (!ra_log_wanted(RA_LOG_TRACE)) return;
     char text[160];
     const ra_event *event = &link->events[(link->event_count - 1) % RA_EVENTS];
@@ -78,7 +78,7 @@ void ra_history_print(ra_link *link) {
     if (link->ranks == 1 || link->mute || !ra_log_wanted(level)) return;
     record r = {.used = 0};
     char text[160];
-    double now = ra_link_now();
+    double now = ra_seconds();
     add(&r, "post-mortem of rank %d, step %lld, %s: %s: %s", link->rank, (long long)link->step, link->phase,
         ra_status_name(link->status), link->sentence);
     add_peers(link, now, &r);

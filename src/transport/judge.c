@@ -127,7 +127,7 @@ static void judge_circle(ra_link *link) {
 }
 
 void ra_control_judge(ra_link *link) {
-    double now = ra_link_now();
+    double now = ra_seconds();
     judge_lost(link, now);
     judge_awaited(link, now);
     if (link->status == RA_OK) judge_silent(link, now);

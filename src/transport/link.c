@@ -12,12 +12,6 @@
 #include "core/status.h"
 #include "transport/link_internal.h"
 
-double ra_link_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* The lock is the link's inside: taking it leaves the link as const as it was. */
 static void lock(const ra_link *link) { pthread_mutex_lock(&((ra_link *)(uintptr_t)link)->mutex); }
 static void unlock(const ra_link *link) { pthread_mutex_unlock(&((ra_link *)(uintptr_t)link)->mutex); }
@@ -122,13 +116,9 @@ ra_status ra_link_create(const ra_comm_ops *ops, void *ctx, int rank, int ranks,
     snprintf(link->phase, sizeof link->phase, "start");
     link->timeout = 60;
     link->start_timeout = 600;
-    link->created = ra_link_now();
+    link->created = ra_seconds();
     pthread_mutex_init(&link->mutex, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&link->wake, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    ra_cond_init(&link->wake);
     lock(link);
     status = ra_control_start(link);
     link->open = status == RA_OK;
@@ -138,8 +128,8 @@ ra_status ra_link_create(const ra_comm_ops *ops, void *ctx, int rank, int ranks,
     return status;
 }
 
-int ra_link_rank(const ra_link *link) { return link->rank; }
-int ra_link_size(const ra_link *link) { return link->ranks; }
+int ra_link_rank(const ra_link *link) { return ra_link_is_solo(link) ? link->solo_rank : link->rank; }
+int ra_link_size(const ra_link *link) { return ra_link_is_solo(link) ? link->solo_ranks : link->ranks; }
 const char *ra_link_transport(const ra_link *link) { return link->transport; }
 
 ra_status ra_link_set_timeout(ra_link *link, double timeout, double start_timeout) {
@@ -241,8 +231,14 @@ static ra_status start(ra_link *link, const ra_flight *wanted, uint32_t crc, ra_
 }
 
 ra_status ra_link_recv(ra_link *link, int peer, uint64_t tag, int64_t step, void *buf, int64_t payload, ra_transfer *transfer) {
+    return ra_link_recv_or_make(link, peer, tag, step, buf, payload, NULL, transfer);
+}
+
+ra_status ra_link_recv_or_make(ra_link *link, int peer, uint64_t tag, int64_t step, void *buf, int64_t payload,
+                               const ra_maker *maker, ra_transfer *transfer) {
     ra_flight wanted = {.buf = buf, .payload = payload, .step = step, .tag = tag, .peer = peer, .receiving = true};
     *transfer = (ra_transfer){0};
+    if (ra_link_is_solo(link)) return ra_solo_post(link, &wanted, maker, transfer);
     lock(link);
     ra_status status = start(link, &wanted, 0, transfer);
     unlock(link);
@@ -252,6 +248,7 @@ ra_status ra_link_recv(ra_link *link, int peer, uint64_t tag, int64_t step, void
 ra_status ra_link_send(ra_link *link, int peer, uint64_t tag, int64_t step, void *buf, int64_t payload, ra_transfer *transfer) {
     ra_flight wanted = {.buf = buf, .payload = payload, .step = step, .tag = tag, .peer = peer};
     *transfer = (ra_transfer){0};
+    if (ra_link_is_solo(link)) return ra_solo_post(link, &wanted, NULL, transfer);
     /* Outside the lock, because a large payload takes its time and the heart must beat. Only this thread changes `checksum`. */
     uint32_t crc = link->checksum && payload > 0 ? ra_payload_crc(buf, payload) : 0;
     lock(link);
@@ -274,13 +271,13 @@ static void advance(ra_link *link, ra_flight *flight, double seconds) {
     flight->received = received;
     if (status == RA_OK && flight->receiving) {
         peer->arrived = true;
-        peer->heard = ra_link_now();
+        peer->heard = ra_seconds();
     } else if (status == RA_OK) {
         peer->sent[peer->sent_count % RA_SENT_LOG].tag = flight->tag;
         peer->sent[peer->sent_count++ % RA_SENT_LOG].sequence = flight->sequence;
     } else if (status == RA_PEER_LOST && !peer->lost) {
         peer->lost = true;
-        peer->lost_at = ra_link_now();
+        peer->lost_at = ra_seconds();
     }
 }
 
@@ -326,7 +323,7 @@ ra_wait ra_link_waits_for(const ra_link *link) {
                     .sequence = awaited->sequence,
                     .step = awaited->step,
                     .blocker = link->blocker,
-                    .seconds = ra_link_now() - link->awaited_since,
+                    .seconds = ra_seconds() - link->awaited_since,
                     .peer = awaited->peer,
                     .receiving = awaited->receiving};
     memcpy(wait.phase, link->phase, sizeof wait.phase);
@@ -340,7 +337,7 @@ static ra_status wait_one(ra_link *link, ra_flight *flight) {
     double slice = link->timeout / 32;
     if (slice > 0.01) slice = 0.01;
     link->awaited = flight;
-    link->awaited_since = ra_link_now();
+    link->awaited_since = ra_seconds();
     link->waits++;
     link->blocker = 0;
     link->step = flight->step;
@@ -353,7 +350,7 @@ static ra_status wait_one(ra_link *link, ra_flight *flight) {
             if (!checked) {
                 flight->status = check(link, flight);
                 checked = true;
-                ended = ra_link_now();
+                ended = ra_seconds();
                 if (flight->status != RA_OK) snprintf(sentence, sizeof sentence, "%s", ra_last_error());
             }
             if (!ra_link_doubts(link, flight, ended)) {
@@ -361,7 +358,7 @@ static ra_status wait_one(ra_link *link, ra_flight *flight) {
                 return finish(link, flight);
             }
         }
-        if (ra_link_now() - link->serviced >= slice) ra_control_service(link);
+        if (ra_seconds() - link->serviced >= slice) ra_control_service(link);
         unlock(link);
         if (!flight->request) nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
         lock(link);
@@ -370,7 +367,7 @@ static ra_status wait_one(ra_link *link, ra_flight *flight) {
 
 ra_status ra_link_wait(ra_link *link, ra_transfer *transfers, int64_t count, const char *phase) {
     lock(link);
-    double begin = ra_link_now();
+    double begin = ra_seconds();
     snprintf(link->phase, sizeof link->phase, "%s", phase);
     ra_status status = ra_link_broken(link);
     for (int64_t i = 0; i < count && status == RA_OK; i++) {
@@ -379,7 +376,7 @@ ra_status ra_link_wait(ra_link *link, ra_transfer *transfers, int64_t count, con
         if (status == RA_OK) transfers[i].request = NULL;
     }
     link->awaited = NULL;
-    link->counts.wait_seconds += ra_link_now() - begin;
+    link->counts.wait_seconds += ra_seconds() - begin;
     unlock(link);
     return status;
 }
@@ -391,7 +388,7 @@ bool ra_link_poll(ra_link *link) {
         ra_flight *flight = link->polled ? link->polled : link->flights;
         if (flight && flight->request) advance(link, flight, 0);
         link->polled = flight ? flight->next : NULL;
-        if (ra_link_now() - link->serviced > 0.005) ra_control_service(link);
+        if (ra_seconds() - link->serviced > 0.005) ra_control_service(link);
     }
     bool whole = link->status == RA_OK;
     unlock(link);

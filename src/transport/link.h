@@ -1,10 +1,10 @@
 /* A rank's link to its peers: framed messages over a transport's raw operations (ra_comm_ops), with deadlines.
  *
- * Every message is one buffer: 64 bytes of header, which the link writes and checks, then the payload. Callers hand over
- * buffers that leave room for the header, so nothing is copied:
+ * Every message is one buffer, a frame (core/frame.h): the header, which the link writes and checks, then the payload, which is
+ * all that callers see. So nothing is copied:
  *
  *     [ header 64 | payload ... ]
- *       ^ buf       ^ buf + RA_LINK_HEADER
+ *       ^ buf       ^ ra_frame_payload(buf)
  *
  * Tags number the messages between two ranks; those in flight at once between two ranks differ in their low RA_LINK_TAG_BITS (a
  * transport may send only these). Tags from RA_LINK_OWN_TAG up are the link's own: heartbeats, verdicts and allgathers. A
@@ -13,9 +13,10 @@
 #ifndef RA_TRANSPORT_LINK_H
 #define RA_TRANSPORT_LINK_H
 
+#include "core/frame.h"
 #include "ringattn.h"
 
-#define RA_LINK_HEADER 64
+#define RA_LINK_HEADER RA_FRAME_HEADER
 #define RA_LINK_OWN_TAG ((uint64_t)1 << 63)
 #define RA_LINK_TAG_BITS 20
 
@@ -23,6 +24,9 @@ typedef struct ra_link ra_link;
 
 /* Takes ownership of ctx (calls ops->destroy in the end, also when this fails). */
 ra_status ra_link_create(const ra_comm_ops *ops, void *ctx, int rank, int ranks, const char *transport, ra_link **link);
+/* A link without peers, for a rank that is played alone: a send goes nowhere and counts, a receive is made on the spot. */
+ra_status ra_link_create_solo(int rank, int ranks, ra_link **link);
+bool ra_link_is_solo(const ra_link *link);
 /* Bounded, never waits for peers; safe for NULL. */
 void ra_link_destroy(ra_link *link);
 
@@ -46,7 +50,15 @@ typedef struct ra_transfer {
     uint64_t tag;
 } ra_transfer;
 
-/* payload >= 0 bytes; buf has RA_LINK_HEADER + payload bytes. `step` is only for messages to people. */
+/* What a peer would have sent, for a link without peers: fills the payload. */
+typedef struct ra_maker {
+    void (*make)(void *arg, char *payload); /* NULL: zeros */
+    void *arg;
+} ra_maker;
+
+/* payload >= 0 bytes; buf is a frame with room for them. `step` is only for messages to people. */
+ra_status ra_link_recv_or_make(ra_link *link, int peer, uint64_t tag, int64_t step, void *buf, int64_t payload,
+                               const ra_maker *maker, ra_transfer *transfer);
 ra_status ra_link_recv(ra_link *link, int peer, uint64_t tag, int64_t step, void *buf, int64_t payload, ra_transfer *transfer);
 ra_status ra_link_send(ra_link *link, int peer, uint64_t tag, int64_t step, void *buf, int64_t payload, ra_transfer *transfer);
 /* Waits until all are finished. A peer that is silent for the timeout is RA_TIMEOUT, and so are ranks that wait for each

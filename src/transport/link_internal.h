@@ -5,6 +5,7 @@
 
 #include <pthread.h>
 
+#include "core/clock.h"
 #include "transport/link.h"
 
 /* ------------------------------------------------------------------------------------------------------------- header
@@ -145,6 +146,7 @@ struct ra_link {
     ra_comm_ops ops;
     void *ctx;
     int rank, ranks;
+    int solo_rank, solo_ranks; /* of a rank played alone, whose link knows one rank; 0, 0: there are peers */
     char transport[16];
     pthread_mutex_t mutex; /* around everything below and around every call of ops */
 
@@ -191,7 +193,8 @@ struct ra_link {
 #define RA_CONTROL_TAG RA_LINK_OWN_TAG
 #define RA_LINK_GRACE 0.5 /* seconds between a suspicion and the verdict */
 
-double ra_link_now(void);
+/* A message of a rank played alone: it is finished at once. */
+ra_status ra_solo_post(ra_link *link, const ra_flight *message, const ra_maker *maker, ra_transfer *transfer);
 
 /* All of these are called with the lock held. */
 

@@ -16,6 +16,7 @@
 #include <time.h>
 
 #include "core/alloc.h"
+#include "core/clock.h"
 #include "core/size.h"
 #include "core/status.h"
 #include "transport/link.h"
@@ -185,20 +186,6 @@ static ra_status post_send(void *ctx, int peer, uint64_t tag, const void *buf, s
     return RA_OK;
 }
 
-static struct timespec deadline_after(double seconds) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    if (seconds > 1e6) seconds = 1e6;
-    time_t whole = (time_t)seconds;
-    t.tv_sec += whole;
-    t.tv_nsec += (long)((seconds - (double)whole) * 1e9);
-    if (t.tv_nsec >= 1000000000L) {
-        t.tv_nsec -= 1000000000L;
-        t.tv_sec++;
-    }
-    return t;
-}
-
 static ra_status wait_request(void *ctx, void *request_, double seconds, int *done, size_t *received) {
     endpoint *e = ctx;
     hub *h = e->hub;
@@ -216,7 +203,7 @@ static ra_status wait_request(void *ctx, void *request_, double seconds, int *do
             break;
         }
         if (seconds <= 0) break;
-        if (!timed) deadline = deadline_after(seconds);
+        if (!timed) deadline = ra_seconds_ahead(seconds);
         timed = true;
         if (pthread_cond_timedwait(&e->changed, &h->mutex, &deadline) == ETIMEDOUT) seconds = 0;
     }
@@ -323,15 +310,11 @@ ra_status ra_transport_threads(int ranks, ra_comm_ops *ops, void **ctxs) {
         return ra_fail(RA_NOMEM, "no memory for %d ranks", ranks);
     }
     pthread_mutex_init(&h->mutex, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     for (int rank = 0; rank < ranks; rank++) {
         endpoints[rank] = (endpoint){.hub = h, .rank = rank};
-        pthread_cond_init(&endpoints[rank].changed, &monotonic);
+        ra_cond_init(&endpoints[rank].changed);
         ctxs[rank] = &endpoints[rank];
     }
-    pthread_condattr_destroy(&monotonic);
     h->ranks = h->alive = ranks;
     h->endpoints = endpoints;
     h->pairs = pairs;

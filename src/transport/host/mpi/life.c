@@ -7,6 +7,8 @@
 #include <stdbool.h>
 #include <time.h>
 
+#include "core/clock.h"
+
 typedef enum state { STARTING, RUNNING, ENDING, OVER } state;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
@@ -36,18 +38,8 @@ static void *owner(void *unused) {
 }
 
 ra_mpi_start ra_mpi_begin(double seconds, int *error) {
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&changed, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    if (seconds > 1e9) seconds = 1e9;
-    until.tv_sec += (time_t)seconds;
-    until.tv_nsec += (long)((seconds - (double)(time_t)seconds) * 1e9);
-    until.tv_sec += until.tv_nsec / 1000000000L;
-    until.tv_nsec %= 1000000000L;
+    ra_cond_init(&changed);
+    const struct timespec until = ra_seconds_ahead(seconds);
     /* The program's signals are for the program's threads. */
     pthread_t thread;
     sigset_t all, before;

@@ -24,6 +24,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "core/clock.h"
 #include "transport/link.h"
 #include "transport/host/mpi/life.h"
 
@@ -78,12 +79,6 @@ static shared_comm *duplicates;
 
 /* --------------------------------------------------------------------------------------------------------------- helpers */
 
-static double now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static ra_status mpi_failed(const ra_mpi_host *host, int error, const char *what) {
     char text[MPI_MAX_ERROR_STRING + 64], reason[MPI_MAX_ERROR_STRING];
     int class = MPI_ERR_OTHER, length = 0;
@@ -103,14 +98,14 @@ static bool mpi_is_over(void) {
 /* Between two looks at something that is not there yet: gives way, and when it takes long sleeps a little. MPI moves bytes only
  * while somebody looks, so whoever has seen progress begins again. `since` is when that was. */
 static void relax(double since) {
-    double waited = now() - since;
+    double waited = ra_seconds() - since;
     if (waited < 0.002) sched_yield();
     else nanosleep(&(struct timespec){.tv_nsec = waited < 0.05 ? 10000 : 200000}, NULL);
 }
 
 /* Waits for one request of a collective. */
 static ra_status wait_collective(const ra_mpi_host *host, MPI_Request *pending, double seconds, const char *what) {
-    double begin = now(), until = begin + seconds;
+    double begin = ra_seconds(), until = begin + seconds;
     for (;; relax(begin)) {
         int done = 0;
         pthread_mutex_lock(&mpi_mutex);
@@ -118,7 +113,7 @@ static ra_status wait_collective(const ra_mpi_host *host, MPI_Request *pending, 
         pthread_mutex_unlock(&mpi_mutex);
         if (error != MPI_SUCCESS) return mpi_failed(host, error, what);
         if (done) return RA_OK;
-        if (now() > until) {
+        if (ra_seconds() > until) {
             char text[128];
             snprintf(text, sizeof text, "%s: not every rank has arrived within %.3g s", what, seconds);
             return host->fail(RA_TIMEOUT, text);
@@ -258,7 +253,7 @@ static ra_status wait_request(void *ctx, void *request_, double seconds, int *do
     endpoint *e = ctx;
     request *r = request_;
     const ra_mpi_host *host = e->shared->host;
-    double moved = seconds > 0 ? now() : 0, until = moved + seconds;
+    double moved = seconds > 0 ? ra_seconds() : 0, until = moved + seconds;
     *done = 0;
     if (mpi_is_over()) return host->fail(RA_PEER_LOST, "MPI was finalized while a communicator was in use");
     for (;;) {
@@ -274,10 +269,10 @@ static ra_status wait_request(void *ctx, void *request_, double seconds, int *do
             return status;
         }
         if (r->next > before) { /* a piece has come: look at the next at once */
-            if (seconds > 0) moved = now();
+            if (seconds > 0) moved = ra_seconds();
             continue;
         }
-        if (seconds <= 0 || now() >= until) return RA_OK;
+        if (seconds <= 0 || ra_seconds() >= until) return RA_OK;
         relax(moved);
     }
 }
@@ -289,7 +284,7 @@ static ra_status cancel(void *ctx, void *request_) {
     endpoint *e = ctx;
     request *r = request_;
     if (mpi_is_over()) return RA_OK;
-    double begin = now(), until = begin + 0.01;
+    double begin = ra_seconds(), until = begin + 0.01;
     pthread_mutex_lock(&mpi_mutex);
     forget_receive(e, r);
     pthread_mutex_unlock(&mpi_mutex);
@@ -300,7 +295,7 @@ static ra_status cancel(void *ctx, void *request_) {
         else MPI_Test(&r->pieces[r->next], &done, MPI_STATUS_IGNORE);
         pthread_mutex_unlock(&mpi_mutex);
         r->next += done;
-        if (!done && now() > until) return RA_ABORTED;
+        if (!done && ra_seconds() > until) return RA_ABORTED;
         if (!done) relax(begin);
     }
     free_request(e, r);
