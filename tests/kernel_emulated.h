@@ -1,6 +1,6 @@
-/* A kernel of another processor with its vectors in plain C, as the one kernel of kernel_step.c's tests: its indices, masks and
+/* A kernel of another processor with its vectors in plain C, as the one kernel of kernel_step_tests.h: its indices, masks and
  * tails are tested on every machine; only its instructions are not. A test defines EMULATED_NAME and EMULATED_COMPUTES(dtype),
- * includes this file, then the kernel with its functions called ra_emulated_*, then kernel_step.c. */
+ * includes this file, then the kernel with its functions called ra_emulated_*, then kernel_step_tests.h. */
 #include <stdatomic.h>
 
 #include "cross/vec_portable.h"

@@ -1,5 +1,4 @@
-/* The tests of kernel_step.c for the emulated kernels of AMX: for bf16 here; kernel_emulated_amx_f16.c and _f32.c include this
- * file. */
+/* The emulated kernels of AMX for bf16. */
 #include "kernel_emulated_amx.h"
 
-#include "kernel_step.c"
+#include "kernel_step_tests.h"

@@ -8,4 +8,4 @@
 #define FAMILY(name) ra_emulated_##name
 #include "device/cpu/fma/fma.inc.h"
 
-#include "kernel_step.c"
+#include "kernel_step_tests.h"

@@ -51,15 +51,15 @@ JobItem job_item(const ra_problem *p, const ra_item *item, int64_t batch, int bl
     j.place_step = (int32_t)(item->k.pos_step / j.rate);
     j.inverse_step = 1.0 / (double)item->k.pos_step;
 
-    const bool limited = p->left != RA_NO_LIMIT || p->right != RA_NO_LIMIT;
+    const bool limited = ra_mask_limits(p->left, p->right);
     const bool drifts =
         (loop[0].repeat > 1 && loop[0].q_pos != loop[0].k_pos) || (loop[1].repeat > 1 && loop[1].q_pos != loop[1].k_pos);
     j.sloped = limited && (drifts || (item->q.pos_step != item->k.pos_step && item->q.count > 1));
-    const int64_t apart = item->q.pos - item->k.pos;
+    const int64_t ahead = item->k.pos - item->q.pos;
     j.lo = -2 * (JOB_ROWS - 1);
     j.hi = JOB_ROWS - 1;
-    if (p->left != RA_NO_LIMIT && !j.sloped) j.lo = (int32_t)clamp_host(ra_ceil_div(apart - p->left, item->k.pos_step));
-    if (p->right != RA_NO_LIMIT && !j.sloped) j.hi = (int32_t)clamp_host(ra_floor_div(apart + p->right, item->k.pos_step) + 1);
+    if (p->left != RA_NO_LIMIT && !j.sloped) j.lo = (int32_t)clamp_host(ra_mask_first(p->left, ahead, item->k.pos_step));
+    if (p->right != RA_NO_LIMIT && !j.sloped) j.hi = (int32_t)clamp_host(ra_mask_end(p->right, ahead, item->k.pos_step));
 
     j.blocks = (uint32_t)((item->q.count + block - 1) / block);
     return j;
@@ -132,7 +132,7 @@ void start_job(const ra_problem *p, bool single, Job *job, int64_t batch_first, 
     job->batch_first = (int32_t)batch_first;
     job->batch = (int32_t)batch;
     job->single = single;
-    job->last_first = p->right != RA_NO_LIMIT && p->left == RA_NO_LIMIT;
+    job->last_first = ra_mask_grows(p->left, p->right);
     job->fill_holes = false;
     job->scale = (float)p->scale;
     job->scale_log2 = (float)(p->scale * 1.4426950408889634074);

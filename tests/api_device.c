@@ -1,0 +1,80 @@
+/* What a device cannot do is said when the plan is made, by a module that stands in for the GPU's. */
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "support.h"
+
+/* The module beside this program. */
+static int find_stand_in(void **state) {
+    char folder[PATH_MAX], module[PATH_MAX + 16];
+    ssize_t length = readlink("/proc/self/exe", folder, sizeof folder - 1);
+    (void)state;
+    if (length <= 0) return -1;
+    folder[length] = '\0';
+    *strrchr(folder, '/') = '\0';
+    snprintf(module, sizeof module, "%s/stand_in", folder);
+    return setenv("RINGATTN_MODULE_PATH", module, 1);
+}
+
+/* A build without nvcc knows of no GPU at all. */
+static void need_cuda(void) {
+    ra_kernel_info info;
+    for (int i = 0; ra_kernel_list(i, &info); i++)
+        if (strcmp(info.name, "cuda") == 0) return;
+    print_message("skipped: this build has no CUDA kernels\n");
+    skip();
+}
+
+static ra_attention_desc on_gpu(void) {
+    ra_attention_desc desc;
+    ra_attention_desc_init(&desc);
+    desc.seq_q = desc.seq_k = 32;
+    desc.heads = 2;
+    desc.head_dim = 16;
+    desc.device = RA_DEVICE_CUDA;
+    return desc;
+}
+
+static void a_plan_says_that_its_device_has_no_backward_pass(void **state) {
+    (void)state;
+    need_cuda();
+    const ra_attention_desc desc = on_gpu();
+    ra_comm *comm;
+    ra_plan *plan;
+    assert_int_equal(ra_comm_self(&comm), RA_OK);
+    if (ra_plan_create(comm, &desc, &plan) != RA_OK) fail_msg("%s", ra_last_error());
+    char report[4096];
+    ra_plan_report(plan, report, sizeof report);
+    assert_non_null(strstr(report, "no backward pass: "));
+    float memory[32 * 2 * 16]; /* never touched */
+    const ra_tensor t = ra_tensor_bnhd(memory, 32, 2, 16);
+    ra_backward_args args = {.q = t, .k = t, .v = t, .out = t, .dout = t, .lse = ra_tensor_lse(memory, 32, 2)};
+    float dq[32 * 2 * 16], dk[32 * 2 * 16], dv[32 * 2 * 16];
+    args.dq = ra_tensor_bnhd(dq, 32, 2, 16);
+    args.dk = ra_tensor_bnhd(dk, 32, 2, 16);
+    args.dv = ra_tensor_bnhd(dv, 32, 2, 16);
+    assert_int_equal(ra_backward(plan, &args), RA_NOT_AVAILABLE);
+    assert_non_null(strstr(report, ra_last_error())); /* the same sentence */
+    assert_int_equal(ra_plan_create(comm, &desc, &plan), RA_OK); /* nobody broke */
+    ra_plan_destroy(plan);
+    ra_comm_destroy(comm);
+}
+
+static void a_ring_of_gpus_is_refused_before_anything_is_planned(void **state) {
+    (void)state;
+    need_cuda();
+    const ra_attention_desc desc = on_gpu();
+    ra_rank_summary summary = {.struct_size = sizeof summary};
+    assert_int_equal(ra_plan_summary(&desc, 0, 1, &summary), RA_OK);
+    assert_int_equal(ra_plan_summary(&desc, 0, 2, &summary), RA_NOT_AVAILABLE);
+    assert_non_null(strstr(ra_last_error(), "a ring of GPUs"));
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {cmocka_unit_test(a_plan_says_that_its_device_has_no_backward_pass),
+                                       cmocka_unit_test(a_ring_of_gpus_is_refused_before_anything_is_planned)};
+    return cmocka_run_group_tests_name("device", tests, find_stand_in, NULL);
+}
