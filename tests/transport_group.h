@@ -14,7 +14,7 @@
 #include <string.h>
 #include <time.h>
 
-#include "transport/fault.h"
+#include "support_fault.h"
 #include "transport/link.h"
 #include "transport_sockets.h"
 

@@ -143,5 +143,3 @@ ra_status ra_pool_reserve(ra_pool *pool, int64_t bytes) {
 }
 
 ra_pool_counts ra_pool_read(const ra_pool *pool) { return pool->counts; }
-
-void ra_pool_reset_peak(ra_pool *pool) { pool->counts.peak = pool->counts.in_use; }

@@ -34,7 +34,5 @@ typedef struct ra_pool_counts {
     int64_t hits, misses;       /* requests served from idle blocks, and not */
 } ra_pool_counts;
 ra_pool_counts ra_pool_read(const ra_pool *pool);
-/* Makes peak start again from in_use. */
-void ra_pool_reset_peak(ra_pool *pool);
 
 #endif

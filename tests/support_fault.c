@@ -1,4 +1,4 @@
-#include "transport/fault.h"
+#include "support_fault.h"
 
 #include <pthread.h>
 #include <signal.h>

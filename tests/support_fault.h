@@ -1,6 +1,6 @@
 /* For tests: a transport around another that counts what passes and does one thing wrong. */
-#ifndef RA_TRANSPORT_FAULT_H
-#define RA_TRANSPORT_FAULT_H
+#ifndef RA_TESTS_SUPPORT_FAULT_H
+#define RA_TESTS_SUPPORT_FAULT_H
 
 #include "ringattn.h"
 
