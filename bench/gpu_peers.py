@@ -117,7 +117,7 @@ class Bench:
     # ------------------------------------------------------------------------------------------------------------ cases
 
     def dense(self):
-        from backend import Desc
+        from definition import Desc
 
         for d, h in ((128, 16), (64, 32)):
             for n in (2048, 8192, 32768, 131072):
@@ -138,7 +138,7 @@ class Bench:
 
     def views(self):
         """The kernel alone on every r-th row, in segments; no copy back. Peers get [segments, h, rows, D] views of the same."""
-        from backend import Desc
+        from definition import Desc
 
         n, h = 131072, 12
         for d in (128, 64):
@@ -186,7 +186,7 @@ class Bench:
         return sum(4 * d * 4 * segments * (m * (m + 1) // 2 if causal else m * m) for segments, m in rows)
 
     def dilated(self):
-        from backend import Desc
+        from definition import Desc
 
         for d in (128, 64):
             for n in (32768, 131072, 524288):
@@ -207,7 +207,7 @@ class Bench:
 
     def own(self):
         """Dilated attention beside this library's own dense attention."""
-        from backend import Desc
+        from definition import Desc
 
         for d in (128, 64):
             for n, dense in ((524288, 32768), (131072, 16384)):
@@ -224,7 +224,7 @@ class Bench:
 
     def grouped(self):
         """Four KV heads for 32 query heads, against as many of both."""
-        from backend import Desc
+        from definition import Desc
 
         n, h, d = 16384, 32, 128
         for rows in (n, 1024):
@@ -242,7 +242,7 @@ class Bench:
 
     def million(self):
         """A million tokens, against a loop at 32768 that takes as long."""
-        from backend import Desc
+        from definition import Desc
 
         def run(n, repeat, warm_up):
             q, k, v = self.tensors(n, 16, 128)
@@ -321,7 +321,7 @@ class Bench:
 
     def backward(self):
         """The backward pass of dense attention."""
-        from backend import Desc
+        from definition import Desc
 
         for d, h in ((128, 16), (64, 32)):
             for n in (2048, 8192, 32768):
@@ -334,7 +334,7 @@ class Bench:
 
     def backward_views(self):
         """The backward pass on every r-th row, in segments."""
-        from backend import Desc
+        from definition import Desc
 
         n, h = 131072, 12
         for d in (128, 64):
@@ -349,7 +349,7 @@ class Bench:
 
     def flex(self):
         """FlexAttention, compiled, with each pattern as a block mask."""
-        from backend import Desc
+        from definition import Desc
         from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         compiled = self.torch.compile(flex_attention)
