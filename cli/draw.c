@@ -8,10 +8,11 @@
 
 #define PALETTE 8
 
-/* From "at home" to far away; the same tones for a terminal of 256 colours and for SVG. */
-static const int terminal_colours[PALETTE] = {33, 36, 42, 148, 220, 208, 197, 129};
-static const char *const svg_colours[PALETTE] = {"#0087ff", "#00af87", "#00d787", "#afd700",
-                                                 "#ffd700", "#ff8700", "#ff005f", "#af00ff"};
+/* From "at home" on: neighbours differ in tone and in brightness. The same for a terminal of 256 colours, for SVG, and for the
+ * pictures of the Python package (HOPS of _style.py). */
+static const int terminal_colours[PALETTE] = {26, 166, 36, 126, 178, 97, 74, 241};
+static const char *const svg_colours[PALETTE] = {"#005fd7", "#d75f00", "#00af87", "#af0087",
+                                                 "#d7af00", "#875faf", "#5fafd7", "#626262"};
 
 /* The colour of a hop when there are at most `most`: neighbours stay apart, and 0 is always the first. */
 static int colour_of(int hop, int most) {

@@ -9,7 +9,7 @@ import numpy as np
 from . import _lib
 from ._attention import attention
 from ._config import Problem, Settings, Shape, make_options, problem_for
-from ._style import EMPTY, QUIET, style
+from ._style import EMPTY, QUIET, hop_colour, style
 
 
 def attended(seq: int, heads: int = 1, kv_heads: Optional[int] = None, **options: Any) -> np.ndarray:
@@ -101,10 +101,9 @@ def _places(count: int, axes: Any) -> tuple[Any, list[Any]]:
 
 
 def _palette(ring_size: int) -> Any:
-    from matplotlib import colormaps
     from matplotlib.colors import ListedColormap
 
-    return ListedColormap(colormaps["viridis"](np.linspace(0.12, 0.92, ring_size)))
+    return ListedColormap([hop_colour(hop, ring_size - 1) for hop in range(ring_size)])
 
 
 def _draw_head(place: Any, head: int, counts: np.ndarray, problem: Problem, ring_size: int) -> None:

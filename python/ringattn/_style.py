@@ -6,6 +6,15 @@ from typing import Any
 
 INK, QUIET, EMPTY = "#202124", "#80868b", "#f1f3f4"
 COLOURS = ("#0b57d0", "#d95f02", "#1b9e77", "#b0307d", "#7a5195", "#a6761d", "#5f6368")  # told apart in grey, too
+HOPS = ("#005fd7", "#d75f00", "#00af87", "#af0087", "#d7af00", "#875faf", "#5fafd7", "#626262")  # as `ringattn draw` has them
+
+
+def hop_colour(hop: int, most: int) -> str:
+    """The colour of a hop when there are at most ``most``, by the rule of ``ringattn draw``."""
+    if most < len(HOPS):
+        return HOPS[hop]
+    return HOPS[0 if hop == 0 else 1 + (hop - 1) * (len(HOPS) - 1) // most]
+
 
 PARAMETERS: dict[Any, Any] = {
     "axes.axisbelow": True,

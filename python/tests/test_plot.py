@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import ringattn
 from conftest import HANGS
-from ringattn import plot
+from ringattn import _style, plot
 
 import reference
 
@@ -223,3 +223,11 @@ def test_the_readme_shows_pictures_made_by_its_own_commands(tmp_path, monkeypatc
     pathlib.Path("docs/images").mkdir(parents=True)
     exec(block, {"ringattn": ringattn})
     assert pathlib.Path("docs/images/pattern.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_hops_have_the_colours_that_the_command_line_draws_them_in():
+    source = (ROOT / "cli" / "draw.c").read_text()
+    tones = re.findall(r"#[0-9a-f]{6}", source[source.index("svg_colours[PALETTE] =") :].split(";")[0])
+    assert tuple(tones) == _style.HOPS and len(set(tones)) == len(tones)
+    assert [_style.hop_colour(hop, 3) for hop in range(4)] == list(_style.HOPS[:4])
+    assert _style.hop_colour(0, 100) == _style.HOPS[0] and _style.hop_colour(100, 100) == _style.HOPS[-1]
