@@ -501,6 +501,10 @@ def main():
         "triton": triton_version(),
         "python": platform.python_version(),
     }
+    if args.fa4:
+        import importlib.metadata
+
+        machine["flash-attn-4"] = importlib.metadata.version("flash-attn-4")
     text = ", ".join(f"{name} {value}" for name, value in machine.items())
     for case in args.cases.split(","):
         getattr(bench, case)()
