@@ -28,12 +28,12 @@ sanitize() {
         --error-exitcode 1 --kernel-regex kns=2ra "$python" -m unittest discover -s tests/gpu "${tests[@]}"
 }
 memcheck() {
-    sanitize memcheck "$RINGATTN_CUDA_LIBRARY" head_dimension lengths windows masked_nan masked_row dilated residues mix \
+    sanitize memcheck "$RINGATTN_CUDA_LIBRARY" hoppers head_dimension lengths windows masked_nan masked_row dilated residues mix \
         outgrow steps take_turns few_keys general anywhere
 }
 racecheck() {
     cmake --build "$build" --target ringattn_cuda_racecheck >/dev/null || return 1
-    sanitize racecheck "$build/racecheck/libringattn_cuda_racecheck.so" lengths windows mix general_kernel_meets
+    sanitize racecheck "$build/racecheck/libringattn_cuda_racecheck.so" hoppers lengths windows mix general_kernel_meets
 }
 
 for part in "${@:-kernels python cli memcheck racecheck}"; do
