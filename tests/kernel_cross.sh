@@ -25,7 +25,7 @@ avx512=("${avx2[@]}" -mavx512f -mavx512bw -mavx512dq -mavx512vl -mprefer-vector-
 amx=("${avx512[@]}" -mavx512bf16 -mamx-tile -mamx-bf16 -O0) # qemu has no AMX to run them: that they compile is all
 
 for file in "$source_dir"/src/core/*.c "$source_dir"/src/device/*.c "$source_dir"/src/device/cpu/*.c "$source_dir"/src/device/cpu/*/*.c \
-    "$source_dir"/src/reference/*.c; do
+    "$source_dir"/src/device/cuda/*.c "$source_dir"/src/reference/*.c; do
     isa=()
     case $file in
     *_neon.c) continue ;;
