@@ -30,6 +30,9 @@ const command_row commands[COMMAND_COUNT] = {
     [CMD_MAN] = {"man", "", "prints the manual page"},
 };
 
+#ifdef __clang__
+#pragma clang diagnostic ignored "-Wmissing-field-initializers" /* few options set the last two */
+#endif
 const option options[OPTION_COUNT] = {
     [OPT_Q] = {"q", KIND_FILE, AT(q), FILES, "F", 0, 0, "", "queries: x.npy or x.safetensors:name, [B, N, H, D] or [N, H, D]"},
     [OPT_K] = {"k", KIND_FILE, AT(k), FILES, "F", 0, 0, "", "keys"},

@@ -33,7 +33,8 @@ for file in "$source_dir"/src/core/*.c "$source_dir"/src/device/*.c "$source_dir
     *_avx512.c) isa=("${avx512[@]}") ;;
     *_amx.c) isa=("${amx[@]}") ;;
     esac
-    "$compiler" "${flags[@]}" "${isa[@]}" -c "$file" -o "$work/$(basename "$file").o"
+    object=${file#"$source_dir"/} # files of different folders may have the same name
+    "$compiler" "${flags[@]}" "${isa[@]}" -c "$file" -o "$work/${object//\//_}.o"
 done
 for test in kernel_step kernel_table kernel_rows; do
     "$compiler" "${flags[@]}" "$source_dir/tests/$test.c" "$work"/*.o -o "$work/$test" -lm -lpthread

@@ -24,7 +24,7 @@ static bool own_folder(char folder[PATH_MAX]) {
 }
 
 bool ra_module_path(const char *name, int place, char path[PATH_MAX]) {
-    static const char *const below[] = {"", "/ringattn", "/" RA_MODULES_FROM_BIN};
+    static const char *const below[] = {"", "/ringattn", ("/" RA_MODULES_FROM_BIN)};
     const int places = (int)(sizeof below / sizeof *below);
     const char *wish = getenv("RINGATTN_MODULE_PATH"), *folder = wish;
     char own[PATH_MAX] = "";
