@@ -51,7 +51,8 @@ static void report(ra_status status, double seconds, const char *note) {
     if (rename(temporary, name) != 0) _exit(99);
 }
 
-/* Ends this rank when every rank has reported, or after some seconds: MPICH may end those whose peer is gone before they can. */
+/* Ends this rank when every rank has reported, or after some seconds: MPICH may end those whose peer is gone before they
+ * can. */
 static void leave(int status) {
     for (int tries = 0; tries < 500; tries++) {
         int reported = 0;
