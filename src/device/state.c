@@ -46,6 +46,9 @@ int64_t ra_backward_state_bytes(const ra_pass_shape *s) {
 
 int64_t ra_travelling_bytes(const ra_problem *p, bool backward) { return numbers(p) * (p->head_dim + (backward ? 0 : 2)); }
 
+/* `bytes` further; nothing lies behind nothing (a call without rows has no memory at all). */
+static char *past(char *at, int64_t bytes) { return bytes ? at + bytes : at; }
+
 void ra_forward_lay(ra_forward_pass *pass) {
     const ra_problem *p = pass->shape.problem;
     ra_forward_step step = {.problem = p,
@@ -69,8 +72,8 @@ void ra_forward_lay(ra_forward_pass *pass) {
     } else if (!step.single) {
         int64_t sums = sums_bytes(p, pass->shape.used_q, p->rows_q, p->heads);
         step.acc = sums ? ra_sums_tensor(p, pass->shape.used_q, p->rows_q, p->heads, at) : pass->out;
-        step.m = ra_tensor_lse(at += sums, p->rows_q, p->heads);
-        step.l = ra_tensor_lse(at + ra_round_up(numbers(p), 64), p->rows_q, p->heads);
+        step.m = ra_tensor_lse(at = past(at, sums), p->rows_q, p->heads);
+        step.l = ra_tensor_lse(past(at, ra_round_up(numbers(p), 64)), p->rows_q, p->heads);
     }
     pass->step = step;
 }
@@ -93,15 +96,15 @@ void ra_backward_lay(ra_backward_pass *pass) {
                              .scratch = pass->scratch,
                              .poll = pass->queue.poll,
                              .poll_arg = pass->queue.poll_arg};
-    at += ra_round_up(numbers(p), 64);
+    at = past(at, ra_round_up(numbers(p), 64));
     if (s->travels) {
         step.dq_acc = ra_tensor_bnhd(pass->travelling, p->rows_q, p->heads, p->head_dim);
     } else if (rows) {
         step.dq_acc = ra_sums_tensor(p, s->used_q, p->rows_q, p->heads, at);
-        at += rows;
+        at = past(at, rows);
     }
     pass->dk_sums = keys ? ra_sums_tensor(p, s->used_k, s->rows_k, p->kv_heads, at) : pass->dk;
-    pass->dv_sums = keys ? ra_sums_tensor(p, s->used_k, s->rows_k, p->kv_heads, at + keys) : pass->dv;
+    pass->dv_sums = keys ? ra_sums_tensor(p, s->used_k, s->rows_k, p->kv_heads, past(at, keys)) : pass->dv;
     pass->step = step;
 }
 

@@ -83,9 +83,10 @@ ra_status ra_call_end(ra_call *call, ra_status status) {
 }
 
 char *ra_call_carve(ra_call *call, int64_t bytes) {
+    if (bytes == 0) return NULL;
     char *at = call->workspace + call->carved;
     call->carved += ra_round_up(bytes, RA_ALIGN);
-    return bytes ? at : NULL;
+    return at;
 }
 
 /* ------------------------------------------------------------------------------------------------------- messages */
