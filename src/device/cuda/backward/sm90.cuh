@@ -71,11 +71,6 @@ template <class S> constexpr int back_shared_bytes() {
 
 /* ----------------------------------------------------------------------------------------------------------------- turns */
 
-__device__ __forceinline__ uint32_t load_relaxed(const uint32_t *from) {
-    uint32_t x;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(__cvta_generic_to_global(from)) : "memory");
-    return x;
-}
 __device__ __forceinline__ void store_release(uint32_t *to, uint32_t x) {
     asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(x) : "memory");
 }
