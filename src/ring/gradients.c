@@ -33,11 +33,6 @@ static frames frames_at(const ra_pass *pass, const ra_message *message, int32_t 
 }
 
 ra_gradients *ra_gradients_open(ra_pass *pass, ra_gradients *g) {
-    /* Where gradients would lie on a rank that only passes rows on: nothing is read or written there. */
-    static char none[RA_FRAME_BYTES(0)];
-    for (int i = 0; i < 2; i++)
-        if (!pass->grads[i]) pass->grads[i] = none;
-    if (!pass->grads_in) pass->grads_in = none;
     *g = (ra_gradients){.local = pass->grads[0], .out = pass->grads[1]};
     return g;
 }

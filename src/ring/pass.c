@@ -13,6 +13,12 @@ ra_status ra_pass_compute(ra_pass *pass, bool last) {
     return status;
 }
 
+/* Room for frames. A rank that exchanges nothing gets an empty one, in which nothing is read or written. */
+static char *carve_frames(ra_call *call, int64_t bytes) {
+    static char none[RA_FRAME_BYTES(0)];
+    return bytes > 0 ? ra_call_carve(call, bytes) : none;
+}
+
 /* Parts the workspace; what the device has of it comes first. */
 static ra_status begin(ra_pass *pass, ra_plan *plan, const char *phase, const ra_workspace *w, void *stream, char **state,
                        char **scratch) {
@@ -20,9 +26,9 @@ static ra_status begin(ra_pass *pass, ra_plan *plan, const char *phase, const ra
     RA_TRY(ra_call_begin(call, ra_entry_of(plan), phase, w->total, stream));
     *state = ra_call_carve(call, w->state);
     *scratch = ra_call_carve(call, w->scratch);
-    for (int i = 0; i < 2; i++) pass->kv[i] = ra_call_carve(call, w->kv[i]);
-    for (int i = 0; i < 2; i++) pass->grads[i] = ra_call_carve(call, w->grad[i]);
-    pass->grads_in = ra_call_carve(call, w->grad_in);
+    for (int i = 0; i < 2; i++) pass->kv[i] = carve_frames(call, w->kv[i]);
+    for (int i = 0; i < 2; i++) pass->grads[i] = carve_frames(call, w->grad[i]);
+    pass->grads_in = carve_frames(call, w->grad_in);
     for (int i = 0; i < 2; i++) pass->travelling[i] = ra_call_carve(call, w->travelling);
     return RA_OK;
 }
