@@ -30,8 +30,8 @@ EXPECTED = {
     ("backward_keys_f32", "sm_90"): 3,
     ("backward_queries_f32", "sm_80"): 3,
     ("backward_queries_f32", "sm_90"): 3,
-    ("zero_rows", "sm_80"): 2,
-    ("zero_rows", "sm_90"): 2,
+    ("zero_rows", "sm_80"): 3,
+    ("zero_rows", "sm_90"): 3,
     ("delta_rows", "sm_80"): 3,
     ("delta_rows", "sm_90"): 3,
     ("convert_rows", "sm_80"): 3,
@@ -42,6 +42,14 @@ EXPECTED = {
     ("empty_rows", "sm_90"): 1,
     ("finish_rows", "sm_80"): 3,
     ("finish_rows", "sm_90"): 3,
+    ("pack_box", "sm_80"): 3,
+    ("pack_box", "sm_90"): 3,
+    ("unpack_add_box", "sm_80"): 2,
+    ("unpack_add_box", "sm_90"): 2,
+    ("add_sums", "sm_80"): 2,
+    ("add_sums", "sm_90"): 2,
+    ("merge_rows", "sm_80"): 1,
+    ("merge_rows", "sm_90"): 1,
 }
 
 # Bytes that a kernel may spill and reload. Hopper's backward kernel has sums of 128 to 192 registers a thread, and the assembler keeps

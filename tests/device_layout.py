@@ -12,7 +12,7 @@ SOURCE = os.path.join(HERE, "..")
 BUILD = os.environ.get("RA_BUILD", "build")
 PROGRAM = os.environ.get("RINGATTN", os.path.join(BUILD, "ringattn"))
 SANITIZED = bool(os.environ.get("RA_SANITIZED"))
-HEADERS = ("include/ringattn.h", "include/ringattn_cuda.h", "src/core/span.h", "src/core/item.h", "src/device/kernel.h")
+HEADERS = ("include/ringattn.h", "include/ringattn_cuda.h", "src/core/span.h", "src/core/box.h", "src/core/item.h", "src/device/kernel.h")
 HEADERS += ("src/device/cuda/backend.h",)
 sys.path.insert(0, os.path.join(HERE, "gpu"))
 from seam import Seam  # noqa: E402

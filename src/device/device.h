@@ -55,6 +55,22 @@ typedef struct ra_backward_pass {
     ra_backward_rows rows;
 } ra_backward_pass;
 
+/* How payload gets to and from memory that is the device's own, beside what a call computes (ring/lane.h). */
+typedef struct ra_copy_ops {
+    const ra_memory *pinned; /* memory of this process for which copies need not wait */
+    /* A queue that is no call's. */
+    ra_status (*open)(ra_queue *queue);
+    void (*close)(ra_queue *queue);
+    ra_status (*copy)(const ra_queue *queue, void *to, const void *from, int64_t bytes);
+    /* The moment when all that a queue was given so far is done; *moment is made when NULL, else it is another from now on. */
+    ra_status (*record)(const ra_queue *queue, void **moment);
+    /* What the queue is given from now on comes after a moment that was recorded. */
+    ra_status (*wait)(const ra_queue *queue, void *moment);
+    /* Is it over? Never waits. */
+    ra_status (*passed)(void *moment, bool *passed);
+    void (*forget)(void *moment);
+} ra_copy_ops;
+
 /* lay gives the state its place in memory; begin takes the items of the first step (of a single pass: all items); steps add
  * what their items give, perhaps none, and know whether they are the last. Nothing is touched before begin. */
 struct ra_device_ops {
@@ -66,10 +82,12 @@ struct ra_device_ops {
     /* Rows of a bucket that suit it; 0: as the plan sees fit. */
     int64_t usual_bucket;
     bool by_workers; /* computes on the threads of ra_queue.workers */
+    bool fills;      /* a single forward step fills the rows that no item of it meets, so that a single pass has one step */
 
-    /* Memory of its own, where workspaces lie; NULL: it is this process's. */
+    /* Memory of its own, where workspaces lie, and how payload gets there; both NULL: it is this process's. */
     const ra_memory *memory;
-    void (*zero)(const ra_queue *queue, void *memory, int64_t bytes);
+    const ra_copy_ops *copies;
+    ra_status (*zero)(const ra_queue *queue, void *memory, int64_t bytes);
 
     /* Order. Whose work it is that runs on after the call; NULL: nobody's, it is done. */
     const void *(*owner)(const ra_queue *queue);
@@ -88,14 +106,18 @@ struct ra_device_ops {
     ra_status (*backward_begin)(ra_backward_pass *pass, const ra_item *items, int64_t count);
     ra_status (*backward_step)(ra_backward_pass *pass, const ra_item *items, int64_t count);
     ra_status (*backward_end)(ra_backward_pass *pass);
+    /* The call failed: nobody may take its results for numbers. NULL: its work ends with the call, so that whoever is told of
+     * the failure has no reason to look. */
+    ra_status (*forward_spoil)(const ra_forward_pass *pass);
+    ra_status (*backward_spoil)(const ra_backward_pass *pass);
 
-    /* Messages: rows of k or v (of `dtype`) and of sums of gradients (of its state type). NULL where `unsupported` refuses. */
-    void (*pack)(const ra_queue *queue, ra_dtype dtype, const ra_box *box, ra_tensor from, char *packed);
-    void (*unpack_add)(const ra_queue *queue, ra_dtype dtype, const ra_box *box, const char *packed, ra_tensor sums);
-    void (*add)(const ra_queue *queue, ra_dtype dtype, char *sums, const char *more, int64_t count);
+    /* Messages: rows of k or v (of `dtype`) and of sums of gradients (of its state type). */
+    ra_status (*pack)(const ra_queue *queue, ra_dtype dtype, const ra_box *box, ra_tensor from, char *packed);
+    ra_status (*unpack_add)(const ra_queue *queue, ra_dtype dtype, const ra_box *box, const char *packed, ra_tensor sums);
+    ra_status (*add)(const ra_queue *queue, ra_dtype dtype, char *sums, const char *more, int64_t count);
     /* mine += theirs: travelling blocks of forward, of backward. */
-    void (*merge_states)(const ra_queue *queue, const ra_problem *problem, char *mine, const char *theirs);
-    void (*merge_sums)(const ra_queue *queue, const ra_problem *problem, char *mine, const char *theirs);
+    ra_status (*merge_states)(const ra_queue *queue, const ra_problem *problem, char *mine, const char *theirs);
+    ra_status (*merge_sums)(const ra_queue *queue, const ra_problem *problem, char *mine, const char *theirs);
 };
 
 /* NULL: this build has no kernels for it. */

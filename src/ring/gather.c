@@ -50,7 +50,7 @@ static ra_status exchange(ra_pass *pass) {
     for (direct_loop loop = {pass, true, 0, 0}; next_direct(&loop, &message); out += ra_frame_bytes_if_any(message.rows)) {
         char *packed = ra_frame_payload(out);
         for (int64_t i = 0; i < message.count; i++) {
-            ra_pack_piece(pass, &message.pieces[i], packed);
+            RA_TRY(ra_pack_piece(pass, &message.pieces[i], packed));
             packed += ra_rows_bytes(&pass->call, &message.pieces[i]);
         }
         RA_TRY(ra_call_send(&pass->call, message.rank, out, message.rows));
@@ -70,13 +70,13 @@ static void add_home(ra_pass *pass) {
 }
 
 /* What came, against own queries; in backward with room for its gradients. */
-static void add_arrived(ra_pass *pass) {
+static ra_status add_arrived(ra_pass *pass) {
     const ra_call *call = &pass->call;
     char *in = pass->kv[0], *out = pass->grads[0];
     direct message;
     for (direct_loop loop = {pass, false, 0, 0}; next_direct(&loop, &message); in += ra_frame_bytes_if_any(message.rows)) {
         char *packed = ra_frame_payload(in), *sums = pass->backward ? ra_frame_payload(out) : NULL;
-        if (sums) call->device->zero(&call->queue, sums, message.sums);
+        if (sums) RA_TRY(call->device->zero(&call->queue, sums, message.sums));
         for (int64_t i = 0; i < message.count; i++) {
             ra_items_packed(pass, &message.pieces[i], packed, sums);
             packed += ra_rows_bytes(call, &message.pieces[i]);
@@ -84,6 +84,7 @@ static void add_arrived(ra_pass *pass) {
         }
         if (pass->backward) out += ra_frame_bytes_if_any(message.sums);
     }
+    return RA_OK;
 }
 
 /* Now the other way round: what came goes back as gradients. */
@@ -99,7 +100,7 @@ static ra_status return_gradients(ra_pass *pass) {
     for (direct_loop loop = {pass, true, 0, 0}; next_direct(&loop, &message); in += ra_frame_bytes_if_any(message.sums)) {
         char *sums = ra_frame_payload(in);
         for (int64_t i = 0; i < message.count; i++) {
-            ra_add_piece_home(pass, &message.pieces[i], sums);
+            RA_TRY(ra_add_piece_home(pass, &message.pieces[i], sums));
             sums += ra_sums_bytes(&pass->call, &message.pieces[i]);
         }
     }
@@ -111,7 +112,7 @@ ra_status ra_gather(ra_pass *pass) {
     add_home(pass);
     RA_TRY(ra_pass_compute(pass, false));
     RA_TRY(ra_call_wait(&pass->call));
-    add_arrived(pass);
+    RA_TRY(add_arrived(pass));
     if (pass->call.item_count > 0) RA_TRY(ra_pass_compute(pass, true));
     return pass->backward ? return_gradients(pass) : RA_OK;
 }

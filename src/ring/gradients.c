@@ -77,7 +77,7 @@ ra_status ra_gradients_send(ra_pass *pass, ra_gradients *g) {
     return RA_OK;
 }
 
-void ra_gradients_items(ra_pass *pass, ra_gradients *g, int32_t hop) {
+ra_status ra_gradients_items(ra_pass *pass, ra_gradients *g, int32_t hop) {
     const ra_call *call = &pass->call;
     char *at = g->local;
     for (int64_t i = 0; i < call->entry->held.count; i++) {
@@ -90,7 +90,7 @@ void ra_gradients_items(ra_pass *pass, ra_gradients *g, int32_t hop) {
             bool home = piece->hops == hop;
             if (has_grads(piece, hop, home)) {
                 int64_t bytes = ra_sums_bytes(call, piece);
-                call->device->zero(&call->queue, sums[home], bytes);
+                RA_TRY(call->device->zero(&call->queue, sums[home], bytes));
                 ra_items_packed(pass, piece, packed, sums[home]);
                 sums[home] += bytes;
             }
@@ -98,9 +98,10 @@ void ra_gradients_items(ra_pass *pass, ra_gradients *g, int32_t hop) {
         }
         at += f.bytes;
     }
+    return RA_OK;
 }
 
-void ra_gradients_add(ra_pass *pass, ra_gradients *g, int32_t hop) {
+ra_status ra_gradients_add(ra_pass *pass, ra_gradients *g, int32_t hop) {
     const ra_call *call = &pass->call;
     const ra_dtype dtype = call->plan->config.dtype;
     char *in = pass->grads_in, *at = g->local;
@@ -114,7 +115,7 @@ void ra_gradients_add(ra_pass *pass, ra_gradients *g, int32_t hop) {
             int64_t bytes = ra_sums_bytes(call, piece);
             if (!has_grads(piece, hop, home)) continue;
             if (has_grads(piece, hop - 1, false)) {
-                call->device->add(&call->queue, dtype, sums[home], came, bytes / ra_state_size(dtype));
+                RA_TRY(call->device->add(&call->queue, dtype, sums[home], came, bytes / ra_state_size(dtype)));
                 came += bytes;
             }
             sums[home] += bytes;
@@ -128,7 +129,7 @@ void ra_gradients_add(ra_pass *pass, ra_gradients *g, int32_t hop) {
         for (int64_t j = 0; j < message->count; j++) {
             const ra_piece *piece = &message->pieces[j];
             if (!has_grads(piece, g->finished_hops, true)) continue;
-            ra_add_piece_home(pass, piece, came);
+            RA_TRY(ra_add_piece_home(pass, piece, came));
             came += ra_sums_bytes(call, piece);
         }
         in += ra_frame_bytes_if_any(grad_payload(pass, message, g->finished_hops, true));
@@ -137,4 +138,5 @@ void ra_gradients_add(ra_pass *pass, ra_gradients *g, int32_t hop) {
     g->local = g->out;
     g->out = local;
     g->out_hop = hop;
+    return RA_OK;
 }

@@ -27,8 +27,8 @@ ra_status ra_merge(ra_pass *pass) {
     RA_TRY(ra_pass_compute(pass, false));
     for (; (child = ra_tree_child(&tree, children)) >= 0; children++) {
         RA_TRY(receive(call, child, theirs, bytes));
-        (pass->forward ? call->device->merge_states : call->device->merge_sums)(
-            &call->queue, &plan->problem, ra_frame_payload(mine), ra_frame_payload(theirs));
+        RA_TRY((pass->forward ? call->device->merge_states : call->device->merge_sums)(
+            &call->queue, &plan->problem, ra_frame_payload(mine), ra_frame_payload(theirs)));
     }
     if (tree.rank > 0) {
         int parent = ra_tree_parent(&tree);

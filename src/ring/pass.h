@@ -35,8 +35,8 @@ void ra_items_packed(ra_pass *pass, const ra_piece *piece, char *packed, char *s
 void ra_items_local(ra_pass *pass);
 
 /* K and V of a piece between this rank's tensors and a message, and its gradients on their way home. */
-void ra_pack_piece(ra_pass *pass, const ra_piece *piece, char *packed);
-void ra_add_piece_home(ra_pass *pass, const ra_piece *piece, const char *sums);
+ra_status ra_pack_piece(ra_pass *pass, const ra_piece *piece, char *packed);
+ra_status ra_add_piece_home(ra_pass *pass, const ra_piece *piece, const char *sums);
 
 /* The schedules. */
 ra_status ra_walk_rounds(ra_pass *pass);

@@ -1,5 +1,6 @@
 /* Pieces of messages as a pass sees them: their bytes, their items, and the way between messages and this rank's tensors. */
 #include "core/dtype.h"
+#include "core/status.h"
 #include "ring/pass.h"
 
 int64_t ra_rows_bytes(const ra_call *call, const ra_piece *piece) {
@@ -65,18 +66,18 @@ void ra_items_local(ra_pass *pass) {
 
 /* -------------------------------------------------------------------------------------------------------- messages */
 
-void ra_pack_piece(ra_pass *pass, const ra_piece *piece, char *packed) {
+ra_status ra_pack_piece(ra_pass *pass, const ra_piece *piece, char *packed) {
     const ra_call *call = &pass->call;
     const ra_box box = ra_piece_box(&call->plan->route, piece);
     const ra_dtype dtype = call->plan->config.dtype;
-    call->device->pack(&call->queue, dtype, &box, pass->home.k, packed);
-    call->device->pack(&call->queue, dtype, &box, pass->home.v, packed + ra_rows_bytes(call, piece) / 2);
+    RA_TRY(call->device->pack(&call->queue, dtype, &box, pass->home.k, packed));
+    return call->device->pack(&call->queue, dtype, &box, pass->home.v, packed + ra_rows_bytes(call, piece) / 2);
 }
 
-void ra_add_piece_home(ra_pass *pass, const ra_piece *piece, const char *sums) {
+ra_status ra_add_piece_home(ra_pass *pass, const ra_piece *piece, const char *sums) {
     const ra_call *call = &pass->call;
     const ra_box box = ra_piece_box(&call->plan->route, piece);
     const ra_dtype dtype = call->plan->config.dtype;
-    call->device->unpack_add(&call->queue, dtype, &box, sums, pass->home.dk);
-    call->device->unpack_add(&call->queue, dtype, &box, sums + ra_sums_bytes(call, piece) / 2, pass->home.dv);
+    RA_TRY(call->device->unpack_add(&call->queue, dtype, &box, sums, pass->home.dk));
+    return call->device->unpack_add(&call->queue, dtype, &box, sums + ra_sums_bytes(call, piece) / 2, pass->home.dv);
 }

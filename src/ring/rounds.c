@@ -34,7 +34,7 @@ static ra_status send_kv(ra_pass *pass, int32_t hop) {
         int64_t payload = onward(pass, message, hop);
         if (payload == 0) continue;
         for (int64_t j = 0; hop == 0 && j < message->count && message->pieces[j].hops > 0; j++) {
-            ra_pack_piece(pass, &message->pieces[j], packed);
+            RA_TRY(ra_pack_piece(pass, &message->pieces[j], packed));
             packed += ra_rows_bytes(&pass->call, &message->pieces[j]);
         }
         RA_TRY(ra_call_send(&pass->call, ra_message_rank(message, 1), frame, payload));
@@ -85,11 +85,11 @@ static ra_status take_hop(ra_pass *pass, ra_gradients *gradients, const ra_round
     if (gradients) RA_TRY(ra_gradients_receive(pass, gradients, round, bucket, hop));
     RA_TRY(send_kv(pass, hop));
     if (gradients) RA_TRY(ra_gradients_send(pass, gradients));
-    if (gradients && hop > 0) ra_gradients_items(pass, gradients, hop);
+    if (gradients && hop > 0) RA_TRY(ra_gradients_items(pass, gradients, hop));
     else add_items(pass, hop);
     RA_TRY(ra_pass_compute(pass, last));
     RA_TRY(ra_call_wait(&pass->call));
-    if (gradients) ra_gradients_add(pass, gradients, hop);
+    if (gradients) RA_TRY(ra_gradients_add(pass, gradients, hop));
     rotate(pass);
     return RA_OK;
 }

@@ -23,8 +23,8 @@ ra_gradients *ra_gradients_open(ra_pass *pass, ra_gradients *gradients);
 ra_status ra_gradients_receive(ra_pass *pass, ra_gradients *gradients, const ra_round_of *round, int64_t bucket, int32_t hop);
 ra_status ra_gradients_send(ra_pass *pass, ra_gradients *gradients);
 /* Adds the items of what is held, with their gradients. */
-void ra_gradients_items(ra_pass *pass, ra_gradients *gradients, int32_t hop);
+ra_status ra_gradients_items(ra_pass *pass, ra_gradients *gradients, int32_t hop);
 /* After the exchange: adds what arrived. What was computed here goes out in the next step. */
-void ra_gradients_add(ra_pass *pass, ra_gradients *gradients, int32_t hop);
+ra_status ra_gradients_add(ra_pass *pass, ra_gradients *gradients, int32_t hop);
 
 #endif

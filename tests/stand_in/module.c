@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "core/dtype.h"
 #include "device/cuda/layout.h"
@@ -27,87 +26,6 @@ ra_status ra_cuda_backend_probe(ra_cuda_device *device, ra_cuda_error *error) {
     (void)error;
     if (device) *device = (ra_cuda_device){.name = "stand-in for a GPU", .major = 8, .processors = 1, .memory = 1 << 30};
     return RA_OK;
-}
-
-/* Anything may be in new memory. */
-ra_status ra_cuda_backend_alloc(int64_t bytes, void **memory, ra_cuda_error *error) {
-    const size_t size = ((size_t)bytes + 255) / 256 * 256 + 256;
-    *memory = aligned_alloc(256, size);
-    if (!*memory) return refuse(error, RA_NOMEM, "aligned_alloc failed");
-    memset(*memory, 0xff, size); /* NaN in every type */
-    return RA_OK;
-}
-
-void ra_cuda_backend_free(void *memory) {
-    stream_wait_all();
-    free(memory);
-}
-
-bool ra_cuda_backend_capturing(void *stream) {
-    (void)stream;
-    return false;
-}
-
-typedef struct copy_call {
-    void *to;
-    const void *from;
-    int64_t bytes;
-} copy_call;
-
-static void run_copy(void *arg) {
-    const copy_call *call = arg;
-    memcpy(call->to, call->from, (size_t)call->bytes);
-}
-
-/* Waits, as with pageable memory. */
-ra_status ra_cuda_backend_copy(void *to, const void *from, int64_t bytes, void *stream, ra_cuda_error *error) {
-    (void)error;
-    copy_call call = {to, from, bytes};
-    stream_wait(stream, stream_enqueue(stream, run_copy, &call));
-    return RA_OK;
-}
-
-ra_status ra_cuda_backend_synchronize(void *stream, ra_cuda_error *error) {
-    (void)error;
-    stream_wait(stream, 0);
-    return RA_OK;
-}
-
-typedef struct event {
-    void *stream;
-    long ticket;
-    double seconds;
-} event;
-
-static void run_mark(void *arg) {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    ((event *)arg)->seconds = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
-}
-
-ra_status ra_cuda_backend_mark(void *stream, void **made, ra_cuda_error *error) {
-    event *e = *made ? *made : calloc(1, sizeof *e);
-    if (!e) return refuse(error, RA_NOMEM, "no memory for an event");
-    if (e->ticket) stream_wait(e->stream, e->ticket);
-    e->stream = stream;
-    e->ticket = stream_enqueue(stream, run_mark, e);
-    *made = e;
-    return RA_OK;
-}
-
-ra_status ra_cuda_backend_between(void *start, void *end, double *seconds, ra_cuda_error *error) {
-    (void)error;
-    const event *a = start, *b = end;
-    stream_wait(a->stream, a->ticket);
-    stream_wait(b->stream, b->ticket);
-    *seconds = b->seconds - a->seconds;
-    return RA_OK;
-}
-
-void ra_cuda_backend_forget(void *made) {
-    event *e = made;
-    stream_wait(e->stream, e->ticket);
-    free(e);
 }
 
 /* ----------------------------------------------------------------------------------------------------------------- calls */

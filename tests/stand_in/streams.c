@@ -94,6 +94,14 @@ static void wait_for(stream *s, long ticket) {
 
 void stream_wait(void *name, long ticket) { wait_for(find_stream(name), ticket); }
 
+bool stream_passed(void *name, long ticket) {
+    stream *s = find_stream(name);
+    pthread_mutex_lock(&s->mutex);
+    const bool passed = s->done >= ticket;
+    pthread_mutex_unlock(&s->mutex);
+    return passed;
+}
+
 void stream_wait_all(void) {
     pthread_mutex_lock(&streams_mutex);
     stream *s = streams; /* streams are put in front and never go */

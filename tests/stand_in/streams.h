@@ -3,11 +3,15 @@
 #ifndef RA_TESTS_STAND_IN_STREAMS_H
 #define RA_TESTS_STAND_IN_STREAMS_H
 
+#include <stdbool.h>
+
 /* Runs work(arg) on the thread of a stream, after all that was enqueued there before. `stream` is any address; NULL has a
  * thread, too. Returns a ticket. */
 long stream_enqueue(void *stream, void (*work)(void *arg), void *arg);
 /* Waits until a ticket of a stream is done; 0: all that was enqueued on it. */
 void stream_wait(void *stream, long ticket);
+/* Is it done? */
+bool stream_passed(void *stream, long ticket);
 /* Waits until everything that was enqueued on any stream is done. */
 void stream_wait_all(void);
 

@@ -12,9 +12,10 @@ static const char *unsupported(int ranks) {
     return NULL;
 }
 
-static void zero(const ra_queue *queue, void *memory, int64_t bytes) {
+static ra_status zero(const ra_queue *queue, void *memory, int64_t bytes) {
     (void)queue;
     memset(memory, 0, (size_t)bytes);
+    return RA_OK;
 }
 
 static const void *owner(const ra_queue *queue) {

@@ -34,7 +34,8 @@ typedef struct merge {
 MERGE_ROWS(merge_f32, float, expf)
 MERGE_ROWS(merge_f64, double, exp)
 
-void ra_cpu_merge_states(const ra_queue *queue, const ra_problem *p, char *mine, const char *theirs) {
+ra_status ra_cpu_merge_states(const ra_queue *queue, const ra_problem *p, char *mine, const char *theirs) {
     merge job = {p, mine, theirs};
     ra_workers_run(queue->workers, p->batch * p->heads, p->dtype == RA_F64 ? merge_f64 : merge_f32, &job, NULL, NULL);
+    return RA_OK;
 }

@@ -36,7 +36,7 @@ static char *rows_at(const walk *w, int64_t b, int64_t h, int64_t r, int64_t i) 
     return (char *)w->tensor.data + (b * w->tensor.batch + head * w->tensor.head + row * w->tensor.row) * w->size;
 }
 
-void ra_cpu_pack(const ra_queue *queue, ra_dtype dtype, const ra_box *box, ra_tensor from, char *packed) {
+ra_status ra_cpu_pack(const ra_queue *queue, ra_dtype dtype, const ra_box *box, ra_tensor from, char *packed) {
     const walk w = walk_of(box, from, (int64_t)ra_dtype_size(dtype));
     (void)queue;
     for (int64_t b = 0; b < box->batch; b++)
@@ -44,9 +44,10 @@ void ra_cpu_pack(const ra_queue *queue, ra_dtype dtype, const ra_box *box, ra_te
             for (int64_t r = 0; r < box->repeats; r++)
                 for (int64_t i = 0; i < box->rows; i += w.some, packed += w.elements * w.size)
                     memcpy(packed, rows_at(&w, b, h, r, i), (size_t)(w.elements * w.size));
+    return RA_OK;
 }
 
-void ra_cpu_unpack_add(const ra_queue *queue, ra_dtype dtype, const ra_box *box, const char *packed, ra_tensor sums) {
+ra_status ra_cpu_unpack_add(const ra_queue *queue, ra_dtype dtype, const ra_box *box, const char *packed, ra_tensor sums) {
     const walk w = walk_of(box, sums, ra_state_size(dtype));
     (void)queue;
     for (int64_t b = 0; b < box->batch; b++)
@@ -54,11 +55,13 @@ void ra_cpu_unpack_add(const ra_queue *queue, ra_dtype dtype, const ra_box *box,
             for (int64_t r = 0; r < box->repeats; r++)
                 for (int64_t i = 0; i < box->rows; i += w.some, packed += w.elements * w.size)
                     add_sums(dtype, rows_at(&w, b, h, r, i), packed, w.elements);
+    return RA_OK;
 }
 
-void ra_cpu_add(const ra_queue *queue, ra_dtype dtype, char *sums, const char *more, int64_t count) {
+ra_status ra_cpu_add(const ra_queue *queue, ra_dtype dtype, char *sums, const char *more, int64_t count) {
     (void)queue;
     add_sums(dtype, sums, more, count);
+    return RA_OK;
 }
 
 /* ------------------------------------------------------------------------------------------------ a block that travels */
@@ -79,7 +82,8 @@ static void add_chunk(void *arg, int64_t index, int worker) {
     add_sums(job->dtype, job->into + at, job->from + at, ra_min(CHUNK, job->count - start));
 }
 
-void ra_cpu_merge_sums(const ra_queue *queue, const ra_problem *p, char *mine, const char *theirs) {
+ra_status ra_cpu_merge_sums(const ra_queue *queue, const ra_problem *p, char *mine, const char *theirs) {
     addition job = {p->dtype, p->batch * p->rows_q * p->heads * p->head_dim, mine, theirs};
     ra_workers_run(queue->workers, ra_ceil_div(job.count, CHUNK), add_chunk, &job, NULL, NULL);
+    return RA_OK;
 }

@@ -8,6 +8,7 @@
 #ifndef RA_DEVICE_CUDA_BACKEND_H
 #define RA_DEVICE_CUDA_BACKEND_H
 
+#include "core/box.h"
 #include "device/kernel.h"
 #include "ringattn_cuda.h"
 
@@ -50,18 +51,37 @@ typedef struct ra_cuda_error {
                          ra_tensor delta, void *stream, ra_cuda_error *error))                                                 \
     X(ra_status, convert, (const ra_problem *problem, const ra_used_rows *used, ra_tensor to, ra_tensor from, int64_t rows,    \
                            int64_t heads, void *stream, ra_cuda_error *error))                                                 \
+    /* Every number becomes NaN. */                                                                                            \
+    X(ra_status, spoil, (const ra_problem *problem, ra_tensor tensor, int64_t rows, int64_t heads, void *stream,               \
+                         ra_cuda_error *error))                                                                                \
+    /* Messages: what ra_device_ops has. Sums and states are float32. */                                                       \
+    X(ra_status, clear, (void *memory, int64_t bytes, void *stream, ra_cuda_error *error))                                     \
+    X(ra_status, pack, (ra_dtype dtype, const ra_box *box, ra_tensor from, void *packed, void *stream, ra_cuda_error *error))  \
+    X(ra_status, unpack_add, (const ra_box *box, const void *packed, ra_tensor sums, void *stream, ra_cuda_error *error))      \
+    X(ra_status, add, (void *sums, const void *more, int64_t count, void *stream, ra_cuda_error *error))                       \
+    X(ra_status, merge_states, (const ra_problem *problem, void *mine, const void *theirs, void *stream,                       \
+                                ra_cuda_error *error))                                                                         \
     /* Device memory; may be called while a stream is being captured. `free` waits for the work that uses it. */               \
     X(ra_status, alloc, (int64_t bytes, void **memory, ra_cuda_error *error))                                                  \
     X(void, free, (void *memory))                                                                                              \
     /* Is the stream being captured into a graph? */                                                                           \
     X(bool, capturing, (void *stream))                                                                                         \
+    /* Host memory to and from which copies run beside everything else. */                                                     \
+    X(ra_status, pin, (int64_t bytes, void **memory, ra_cuda_error *error))                                                    \
+    X(void, unpin, (void *memory))                                                                                             \
+    /* A stream of its own, in order with no other. `close_stream` does not wait. */                                           \
+    X(ra_status, open_stream, (void **stream, ra_cuda_error *error))                                                           \
+    X(void, close_stream, (void *stream))                                                                                      \
     /* Either end may be host memory; pageable host memory makes it wait. */                                                   \
     X(ra_status, copy, (void *to, const void *from, int64_t bytes, void *stream, ra_cuda_error *error))                        \
     X(ra_status, synchronize, (void *stream, ra_cuda_error *error))                                                            \
     /* A moment on the stream; *event is made when NULL. Seconds between two moments; waits for the second. */                 \
     X(ra_status, mark, (void *stream, void **event, ra_cuda_error *error))                                                     \
     X(ra_status, between, (void *start, void *end, double *seconds, ra_cuda_error *error))                                     \
-    X(void, forget, (void *event))
+    X(void, forget, (void *event))                                                                                             \
+    /* What is enqueued from now on comes after the moment as it was marked last. Is that over? */                             \
+    X(ra_status, wait, (void *stream, void *event, ra_cuda_error *error))                                                      \
+    X(ra_status, passed, (void *event, bool *passed, ra_cuda_error *error))
 /* clang-format on */
 
 #define X(result, name, arguments) RA_API result ra_cuda_backend_##name arguments;

@@ -1,4 +1,5 @@
 /* A GPU as a device, as far as its kernels go: one rank. */
+#include "core/status.h"
 #include "device/cuda/loader.h"
 #include "device/state.h"
 
@@ -26,6 +27,8 @@ static void device_free(void *memory, int64_t bytes) {
 
 static const ra_memory device_memory = {device_alloc, device_free};
 
+/* --------------------------------------------------------------------------------------------------------------- passes */
+
 /* When single, the kernel fills the rows that no item meets, too. */
 static ra_status forward_begin(ra_forward_pass *pass, const ra_item *items, int64_t count) {
     (void)items, (void)count;
@@ -41,12 +44,103 @@ static ra_status forward_step(ra_forward_pass *pass, const ra_item *items, int64
 
 static ra_status forward_end(ra_forward_pass *pass) { return pass->step.single ? RA_OK : ra_cuda_finish(&pass->step); }
 
+static ra_status forward_spoil(const ra_forward_pass *pass) {
+    const ra_problem *p = pass->shape.problem;
+    ra_problem numbers = *p; /* one of float32 for each row */
+    numbers.head_dim = 1;
+    numbers.dtype = RA_F32;
+    RA_TRY(ra_cuda_spoil(p, pass->out, p->rows_q, p->heads, pass->queue.stream));
+    return pass->lse.data ? ra_cuda_spoil(&numbers, pass->lse, p->rows_q, p->heads, pass->queue.stream) : RA_OK;
+}
+
+static ra_status backward_spoil(const ra_backward_pass *pass) {
+    const ra_problem *p = pass->shape.problem;
+    RA_TRY(ra_cuda_spoil(p, pass->dq, p->rows_q, p->heads, pass->queue.stream));
+    RA_TRY(ra_cuda_spoil(p, pass->dk, pass->shape.rows_k, p->kv_heads, pass->queue.stream));
+    return ra_cuda_spoil(p, pass->dv, pass->shape.rows_k, p->kv_heads, pass->queue.stream);
+}
+
+/* -------------------------------------------------------------------------------------------------------------- messages */
+
+static ra_status zero(const ra_queue *queue, void *memory, int64_t bytes) {
+    return ra_cuda_clear(memory, bytes, queue->stream);
+}
+
+static ra_status pack(const ra_queue *queue, ra_dtype dtype, const ra_box *box, ra_tensor from, char *packed) {
+    return ra_cuda_pack(dtype, box, from, packed, queue->stream);
+}
+
+/* Sums are of float32: there is no wider type here. */
+static ra_status unpack_add(const ra_queue *queue, ra_dtype dtype, const ra_box *box, const char *packed, ra_tensor sums) {
+    (void)dtype;
+    return ra_cuda_unpack_add(box, packed, sums, queue->stream);
+}
+
+static ra_status add(const ra_queue *queue, ra_dtype dtype, char *sums, const char *more, int64_t count) {
+    (void)dtype;
+    return ra_cuda_add(sums, more, count, queue->stream);
+}
+
+static ra_status merge_states(const ra_queue *queue, const ra_problem *p, char *mine, const char *theirs) {
+    return ra_cuda_merge_states(p, mine, theirs, queue->stream);
+}
+
+static ra_status merge_sums(const ra_queue *queue, const ra_problem *p, char *mine, const char *theirs) {
+    return ra_cuda_add(mine, theirs, p->batch * p->rows_q * p->heads * p->head_dim, queue->stream);
+}
+
+/* ---------------------------------------------------------------------------------------------------------------- copies */
+
+static void *pinned_alloc(int64_t bytes) {
+    void *memory = NULL;
+    return ra_cuda_pin(bytes, &memory) == RA_OK ? memory : NULL;
+}
+
+static void pinned_free(void *memory, int64_t bytes) {
+    (void)bytes;
+    ra_cuda_unpin(memory);
+}
+
+static const ra_memory pinned_memory = {pinned_alloc, pinned_free};
+
+static ra_status open_queue(ra_queue *queue) {
+    *queue = (ra_queue){0};
+    return ra_cuda_open_stream(&queue->stream);
+}
+
+static void close_queue(ra_queue *queue) {
+    ra_cuda_close_stream(queue->stream);
+    queue->stream = NULL;
+}
+
+static ra_status copy(const ra_queue *queue, void *to, const void *from, int64_t bytes) {
+    return ra_cuda_copy(to, from, bytes, queue->stream);
+}
+
+static ra_status record(const ra_queue *queue, void **moment) { return ra_cuda_mark(queue->stream, moment); }
+
+static ra_status wait(const ra_queue *queue, void *moment) { return ra_cuda_wait(queue->stream, moment); }
+
+static const ra_copy_ops copies = {
+    .pinned = &pinned_memory,
+    .open = open_queue,
+    .close = close_queue,
+    .copy = copy,
+    .record = record,
+    .wait = wait,
+    .passed = ra_cuda_passed,
+    .forget = ra_cuda_forget,
+};
+
 const ra_device_ops ra_cuda_device_ops = {
     .kind = RA_DEVICE_CUDA,
     .name = "GPU",
     .unsupported = unsupported,
     .usual_bucket = 8192,
+    .fills = true,
     .memory = &device_memory,
+    .copies = &copies,
+    .zero = zero,
     .owner = owner,
     .recording = recording,
     .forward_bytes = ra_forward_state_bytes,
@@ -60,4 +154,11 @@ const ra_device_ops ra_cuda_device_ops = {
     .backward_begin = ra_backward_begin,
     .backward_step = ra_backward_run,
     .backward_end = ra_backward_end,
+    .forward_spoil = forward_spoil,
+    .backward_spoil = backward_spoil,
+    .pack = pack,
+    .unpack_add = unpack_add,
+    .add = add,
+    .merge_states = merge_states,
+    .merge_sums = merge_sums,
 };

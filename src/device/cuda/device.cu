@@ -95,6 +95,23 @@ extern "C" void ra_cuda_backend_free(void *memory) {
     cudaThreadExchangeStreamCaptureMode(&mode);
 }
 
+extern "C" ra_status ra_cuda_backend_pin(int64_t bytes, void **memory, ra_cuda_error *error) {
+    *memory = nullptr;
+    RA_CUDA_TRY(error, cudaHostAlloc(memory, (size_t)(bytes > 0 ? bytes : 1), cudaHostAllocPortable));
+    return RA_OK;
+}
+
+extern "C" void ra_cuda_backend_unpin(void *memory) { cudaFreeHost(memory); }
+
+extern "C" ra_status ra_cuda_backend_open_stream(void **stream, ra_cuda_error *error) {
+    cudaStream_t made = nullptr;
+    RA_CUDA_TRY(error, cudaStreamCreateWithFlags(&made, cudaStreamNonBlocking));
+    *stream = made;
+    return RA_OK;
+}
+
+extern "C" void ra_cuda_backend_close_stream(void *stream) { cudaStreamDestroy(static_cast<cudaStream_t>(stream)); }
+
 extern "C" ra_status ra_cuda_backend_copy(void *to, const void *from, int64_t bytes, void *stream, ra_cuda_error *error) {
     RA_CUDA_TRY(error, cudaMemcpyAsync(to, from, (size_t)bytes, cudaMemcpyDefault, static_cast<cudaStream_t>(stream)));
     return RA_OK;
@@ -123,4 +140,17 @@ extern "C" ra_status ra_cuda_backend_between(void *start, void *end, double *sec
 
 extern "C" void ra_cuda_backend_forget(void *event) {
     if (event) cudaEventDestroy(static_cast<cudaEvent_t>(event));
+}
+
+extern "C" ra_status ra_cuda_backend_wait(void *stream, void *event, ra_cuda_error *error) {
+    RA_CUDA_TRY(error, cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<cudaEvent_t>(event), 0));
+    return RA_OK;
+}
+
+extern "C" ra_status ra_cuda_backend_passed(void *event, bool *passed, ra_cuda_error *error) {
+    const cudaError_t code = cudaEventQuery(static_cast<cudaEvent_t>(event));
+    *passed = code == cudaSuccess;
+    if (code != cudaErrorNotReady) RA_CUDA_TRY(error, code);
+    else cudaGetLastError(); /* "not yet" is no error that the program should find later */
+    return RA_OK;
 }

@@ -26,6 +26,9 @@
     F(ra_tensor, void *, data) F(ra_tensor, int64_t, batch) F(ra_tensor, int64_t, row) F(ra_tensor, int64_t, head)             \
     S(ra_span)                                                                                                                 \
     F(ra_span, int64_t, start) F(ra_span, int64_t, step) F(ra_span, int64_t, count)                                            \
+    S(ra_box)                                                                                                                  \
+    F(ra_box, int64_t, batch) F(ra_box, ra_span, heads) F(ra_box, int64_t, first) F(ra_box, int64_t, repeats)                  \
+    F(ra_box, int64_t, repeat_step) F(ra_box, int64_t, rows) F(ra_box, int64_t, row_step) F(ra_box, int64_t, dim)              \
     S(ra_item_rows)                                                                                                            \
     F(ra_item_rows, int64_t, row) F(ra_item_rows, int64_t, row_step) F(ra_item_rows, int64_t, pos)                             \
     F(ra_item_rows, int64_t, pos_step) F(ra_item_rows, int64_t, count)                                                         \

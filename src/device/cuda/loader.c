@@ -108,6 +108,64 @@ ra_status ra_cuda_finish(const ra_forward_step *step) {
     return told(backend.finish(step, &failure));
 }
 
+ra_status ra_cuda_clear(void *memory, int64_t bytes, void *stream) {
+    RA_TRY(need());
+    return told(backend.clear(memory, bytes, stream, &failure));
+}
+
+ra_status ra_cuda_pack(ra_dtype dtype, const ra_box *box, ra_tensor from, void *packed, void *stream) {
+    RA_TRY(need());
+    return told(backend.pack(dtype, box, from, packed, stream, &failure));
+}
+
+ra_status ra_cuda_unpack_add(const ra_box *box, const void *packed, ra_tensor sums, void *stream) {
+    RA_TRY(need());
+    return told(backend.unpack_add(box, packed, sums, stream, &failure));
+}
+
+ra_status ra_cuda_add(void *sums, const void *more, int64_t count, void *stream) {
+    RA_TRY(need());
+    return told(backend.add(sums, more, count, stream, &failure));
+}
+
+ra_status ra_cuda_merge_states(const ra_problem *problem, void *mine, const void *theirs, void *stream) {
+    RA_TRY(need());
+    return told(backend.merge_states(problem, mine, theirs, stream, &failure));
+}
+
+ra_status ra_cuda_spoil(const ra_problem *problem, ra_tensor tensor, int64_t rows, int64_t heads, void *stream) {
+    RA_TRY(need());
+    return told(backend.spoil(problem, tensor, rows, heads, stream, &failure));
+}
+
+ra_status ra_cuda_pin(int64_t bytes, void **memory) {
+    RA_TRY(need());
+    return told(backend.pin(bytes, memory, &failure));
+}
+
+void ra_cuda_unpin(void *memory) {
+    if (memory && loaded) backend.unpin(memory);
+}
+
+ra_status ra_cuda_open_stream(void **stream) {
+    RA_TRY(need());
+    return told(backend.open_stream(stream, &failure));
+}
+
+void ra_cuda_close_stream(void *stream) {
+    if (stream && loaded) backend.close_stream(stream);
+}
+
+ra_status ra_cuda_wait(void *stream, void *event) {
+    RA_TRY(need());
+    return told(backend.wait(stream, event, &failure));
+}
+
+ra_status ra_cuda_passed(void *event, bool *passed) {
+    RA_TRY(need());
+    return told(backend.passed(event, passed, &failure));
+}
+
 /* Steps write every row of their items, so that of results only the others become zero, if there are any. */
 static ra_status start_gradient(const ra_backward_rows *r, const ra_gradient *g) {
     const ra_used_rows all = {.modulus = 1};

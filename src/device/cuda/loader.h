@@ -16,6 +16,20 @@ extern const ra_device_ops ra_cuda_device_ops; /* device.c */
 /* Before the first step and after the last, of a pass that is not single: ra_rows_fill and ra_rows_finish (device/rows.h). */
 ra_status ra_cuda_fill(const ra_forward_step *step);
 ra_status ra_cuda_finish(const ra_forward_step *step);
+/* Messages. */
+ra_status ra_cuda_clear(void *memory, int64_t bytes, void *stream);
+ra_status ra_cuda_pack(ra_dtype dtype, const ra_box *box, ra_tensor from, void *packed, void *stream);
+ra_status ra_cuda_unpack_add(const ra_box *box, const void *packed, ra_tensor sums, void *stream);
+ra_status ra_cuda_add(void *sums, const void *more, int64_t count, void *stream);
+ra_status ra_cuda_merge_states(const ra_problem *problem, void *mine, const void *theirs, void *stream);
+ra_status ra_cuda_spoil(const ra_problem *problem, ra_tensor tensor, int64_t rows, int64_t heads, void *stream);
+/* Copies beside a call: see ra_copy_ops. */
+ra_status ra_cuda_pin(int64_t bytes, void **memory);
+void ra_cuda_unpin(void *memory);
+ra_status ra_cuda_open_stream(void **stream);
+void ra_cuda_close_stream(void *stream);
+ra_status ra_cuda_wait(void *stream, void *event);
+ra_status ra_cuda_passed(void *event, bool *passed);
 /* Is the stream being captured into a graph? */
 bool ra_cuda_capturing(void *stream);
 

@@ -27,6 +27,7 @@ struct StateCall : RowsCall {
 struct ZeroCall : RowsCall {
     ra_tensor tensor;
     bool gaps;
+    float value = 0.f; /* or another number, instead of zeros */
 };
 struct DeltaCall : RowsCall {
     ra_tensor dout, out, dlse, delta;
@@ -97,7 +98,7 @@ template <typename T> __global__ void zero_rows(const __grid_constant__ ZeroCall
     each_row(call, [&](int b, int row, int head) {
         if (is_used(call.used, row, head) == call.gaps) return;
         T *to = row_pointer<T>(call.tensor, b, row, head);
-        for (int d = threadIdx.x; d < call.dim; d += 32) to[d] = from_float<T>(0.f);
+        for (int d = threadIdx.x; d < call.dim; d += 32) to[d] = from_float<T>(call.value);
     });
 }
 
@@ -205,6 +206,15 @@ extern "C" ra_status ra_cuda_backend_zero(const ra_problem *p, const ra_used_row
     const void *kernel = size == 2 ? reinterpret_cast<const void *>(&zero_rows<bf16>) /* zero is zero in either type */
                                    : reinterpret_cast<const void *>(&zero_rows<float>);
     return launch_rows(kernel, p, used, call, rows, heads, stream, error);
+}
+
+extern "C" ra_status ra_cuda_backend_spoil(const ra_problem *p, ra_tensor tensor, int64_t rows, int64_t heads, void *stream,
+                                           ra_cuda_error *error) {
+    ZeroCall call;
+    call.tensor = tensor;
+    call.gaps = false;
+    call.value = NAN;
+    return launch_rows(RA_BY_TYPE(p->dtype, zero_rows), p, nullptr, call, rows, heads, stream, error);
 }
 
 extern "C" ra_status ra_cuda_backend_delta(const ra_problem *p, const ra_used_rows *used, ra_tensor dout, ra_tensor out,
