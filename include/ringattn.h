@@ -1,6 +1,6 @@
 /* ringattn: exact ring attention with dilation, for very long sequences.
  *
- * One function on global positions; ranks, layout, schedule, transport, bucket, kernel and threads change rounding only.
+ * Attention is defined on global positions; ranks, layout, schedule, transport, bucket, kernel, threads change rounding only.
  *
  * Tiers, from simple to advanced:
  *   1. ra_attention()                              one call, one process
@@ -23,9 +23,9 @@ extern "C" {
 #endif
 
 #define RA_VERSION_MAJOR 0
-#define RA_VERSION_MINOR 1
+#define RA_VERSION_MINOR 2
 #define RA_VERSION_PATCH 0
-#define RA_VERSION_STRING "0.1.0"
+#define RA_VERSION_STRING "0.2.0"
 
 #if defined(__GNUC__)
 #define RA_API __attribute__((visibility("default")))
@@ -35,7 +35,7 @@ extern "C" {
 
 /* ------------------------------------------------------------------------------------------------ status and errors */
 
-/* Values are pinned for ever; new ones are only added. */
+/* Values never change; new ones are only added. */
 typedef enum ra_status {
     RA_OK = 0,
     RA_INVALID = 1,       /* an argument is wrong; nothing was touched */
@@ -55,7 +55,7 @@ typedef enum ra_status {
 RA_API const char *ra_status_name(ra_status status);
 /* One sentence about the latest failure on this thread; "" if there was none. Valid until the next call on this thread. */
 RA_API const char *ra_last_error(void);
-/* "0.1.0", of the library that is running. */
+/* RA_VERSION_STRING of the library that is running. */
 RA_API const char *ra_version(void);
 
 /* -------------------------------------------------------------------------------------------------------- descriptor */
@@ -84,7 +84,7 @@ typedef struct ra_attention_desc {
     int64_t seq_q;    /* global number of queries */
     int64_t seq_k;    /* global number of keys */
     int64_t heads;    /* query heads; a multiple of kv_heads */
-    int64_t kv_heads; /* 0: as heads */
+    int64_t kv_heads; /* 0: the same as heads */
     int64_t head_dim; /* 1..256 */
 
     const int64_t *segment_lengths; /* [branches], 0 = the whole sequence; NULL with branches 0: dense */
@@ -160,9 +160,9 @@ RA_API ra_status ra_comm_self(ra_comm **comm);
  * from any thread. */
 RA_API ra_status ra_comm_threads(int ranks, ra_comm **comms);
 
-/* For ra_comm_ops.flags: only a thread that is inside one of the library's calls may call the ops. Without it a thread of the
- * library calls them too, a few times a second, so that the rank shows its peers that it lives while it computes or is busy
- * elsewhere; with it the peers grant this rank the start timeout as its timeout. */
+/* For ra_comm_ops.flags: the ops are called only from inside the caller's own calls of the library. Without this flag a thread
+ * of the library calls them too, a few times a second, to send heartbeats while the rank computes or is busy elsewhere. With it
+ * there are no such heartbeats, and the peers wait for this rank as long as the start timeout before they count it as lost. */
 #define RA_COMM_CALLER_THREAD 1u
 
 /* A caller's own transport. Point-to-point, nonblocking, matched by (peer, tag) in posting order. Calls come from one thread at
@@ -177,7 +177,7 @@ typedef struct ra_comm_ops {
     ra_status (*post_send)(void *ctx, int peer, uint64_t tag, const void *buf, size_t bytes, void **request);
     /* Waits at most `seconds` (0: only looks). Sets *done, and for a receive *received, the bytes that came. */
     ra_status (*wait)(void *ctx, void *request, double seconds, int *done, size_t *received);
-    /* Gives up a request. Returns RA_OK if its buffer may be freed, any other status if it must be kept for ever. */
+    /* Gives up a request. Returns RA_OK if its buffer may be freed; after any other status the buffer is never freed. */
     ra_status (*cancel)(void *ctx, void *request);
     /* Tells the peers to give up, without waiting for them; may be NULL. */
     void (*abort)(void *ctx, ra_status status);
@@ -203,25 +203,25 @@ RA_API int ra_comm_size(const ra_comm *comm);
 RA_API const char *ra_comm_transport(const ra_comm *comm);
 /* Seconds of silence before a peer counts as lost (default 60), and seconds for every rank to arrive (default 600). */
 RA_API ra_status ra_comm_set_timeout(ra_comm *comm, double timeout, double start_timeout);
-/* Seconds that ra_plan_create, ra_forward, ra_backward and ra_comm_allgather may last on this rank, however lively its peers
- * are; 0 (default): for ever. A call that lasts longer is RA_TIMEOUT on all ranks, and the sentence says what each of them was
- * in. It is for programs in which a rank may never make the call that the others wait in. */
+/* The longest that ra_plan_create, ra_forward, ra_backward and ra_comm_allgather may take on this rank, in seconds, even if all
+ * peers are alive; 0 (default): no limit. A longer call fails with RA_TIMEOUT on all ranks, and the error says what each rank
+ * was doing. Use it where a rank may never make the call that the others wait in. */
 RA_API ra_status ra_comm_set_call_timeout(ra_comm *comm, double seconds);
-/* Every rank contributes `bytes` bytes (as many everywhere) and gets those of all ranks, in rank order: all has room for
- * ranks * bytes. It returns when every rank has called it; with 0 bytes it is a barrier. */
+/* Every rank contributes `bytes` bytes (the same number everywhere) and gets those of all ranks, in rank order: `all` has room
+ * for ranks * bytes. It returns when every rank has called it; with 0 bytes it is a barrier. */
 RA_API ra_status ra_comm_allgather(ra_comm *comm, const void *mine, void *all, int64_t bytes);
 /* Breaks the communicator here and tells the peers, which fail with the same reason. Never waits. */
 RA_API void ra_comm_abort(ra_comm *comm, ra_status status, const char *reason);
-/* Frees the communicator; bounded, safe after errors and for NULL, keeps ra_last_error(). Its plans must be destroyed first. A
- * forked child has none of the communicator's threads: there this leaves it alone, and every other call on it is RA_INVALID. */
+/* Frees the communicator in bounded time; safe after errors and for NULL; ra_last_error() stays. Destroy its plans first. In a
+ * forked child, which has none of the communicator's threads, this does nothing, and every other call on it is RA_INVALID. */
 RA_API void ra_comm_destroy(ra_comm *comm);
 
 /* ------------------------------------------------------------------------------------------------------------- plans */
 
 typedef struct ra_plan ra_plan;
 
-/* Plans the attention of `desc` over the ranks of comm, agrees on it with every rank (or says who differs in what), and
- * reserves the workspace. Every rank calls it. Plans are cached in comm by configuration: a repeated call costs a lookup. */
+/* Plans the attention of `desc` over the ranks of comm, checks that all ranks plan the same (RA_DISAGREE names two ranks, the
+ * field and both values), and reserves the workspace. Every rank calls it. comm caches plans: a repeated call is a lookup. */
 RA_API ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan **plan);
 /* Gives the plan back to comm's cache; safe for NULL. */
 RA_API void ra_plan_destroy(ra_plan *plan);
@@ -248,8 +248,8 @@ typedef struct ra_rank_summary {
 
 /* The summary of any rank of any group size, without a communicator. */
 RA_API ra_status ra_plan_summary(const ra_attention_desc *desc, int rank, int ranks, ra_rank_summary *summary);
-/* The summaries of all ranks, of which what they share is worked out only once. Each of the `ranks` entries has its struct_size
- * set. */
+/* The summaries of all ranks, faster than one by one. The caller has set struct_size in each of the `ranks`
+ * entries. */
 RA_API ra_status ra_plan_summaries(const ra_attention_desc *desc, int ranks, ra_rank_summary *summaries);
 
 /* Where and when a query meets a key: the key's rank sends it round in buckets, one hop a step. */
@@ -261,11 +261,11 @@ typedef struct ra_meeting {
     int64_t step;          /* of the query's rank, from 0 */
 } ra_meeting;
 
-/* Only for pairs that the pattern attends to in this branch (window and key range are not looked at); RA_INVALID for others. */
+/* Only for pairs that the pattern attends to in this branch, else RA_INVALID. Window and key range are ignored. */
 RA_API ra_status ra_plan_meeting(const ra_attention_desc *desc, int ranks, int64_t query, int64_t key, int64_t head,
                                  int64_t branch, ra_meeting *meeting);
 
-/* RA_OK if ra_backward runs this plan; RA_NOT_AVAILABLE, with the reason, if its kernel computes no gradients of it. */
+/* RA_OK if ra_backward can run this plan; RA_NOT_AVAILABLE, with the reason, if its kernel has no gradients for it. */
 RA_API ra_status ra_plan_check_backward(const ra_plan *plan);
 /* Bytes of workspace that the plan has reserved for forward and for backward on this rank. */
 RA_API int64_t ra_plan_workspace(const ra_plan *plan, bool backward);
@@ -298,10 +298,10 @@ typedef struct ra_forward_args {
     void *stream;      /* CUDA: the stream to run on; CPU: NULL */
 } ra_forward_args;
 
-/* Every rank calls it, with the same plan: calls are numbered, and ranks whose calls of the same number differ are RA_DISAGREE,
- * in the sentence both. Returns when out and lse are written (CPU) or enqueued (CUDA). After an error the outputs are
- * unspecified. Outputs overlap neither inputs nor each other, here and in ra_backward: they are written while inputs are
- * read. */
+/* Every rank calls it with the same plan. Calls are numbered: if two ranks use different plans in the same call, all ranks fail
+ * with RA_DISAGREE, which names both. Returns when out and lse are written (CPU) or enqueued (CUDA). After an error the outputs
+ * are unspecified. Here and in ra_backward, outputs may overlap neither inputs nor each other: they are written while inputs
+ * are read. */
 RA_API ra_status ra_forward(ra_plan *plan, const ra_forward_args *args);
 
 typedef struct ra_backward_args {
@@ -331,8 +331,8 @@ RA_API ra_status ra_stats(const ra_plan *plan, ra_stats_data *stats);
 /* The pool and cache counters alone. */
 RA_API ra_status ra_comm_stats(const ra_comm *comm, ra_stats_data *stats);
 
-/* A stretch of time on a rank: what it did from `begin` to `end` (seconds of CLOCK_MONOTONIC). Computing and waiting follow
- * each other and never overlap; sends and receives go on beside them, from when they are posted to when they are known to be
+/* What a rank did from `begin` to `end` (seconds of CLOCK_MONOTONIC). Computing and waiting follow each other and never
+ * overlap; sends and receives go on at the same time, each from when it was posted to when it was known to be
  * done. */
 typedef enum ra_activity { RA_COMPUTE = 0, RA_WAIT = 1, RA_SEND = 2, RA_RECEIVE = 3 } ra_activity;
 typedef struct ra_trace_event {
@@ -343,13 +343,13 @@ typedef struct ra_trace_event {
     double begin, end;
     const char *phase; /* "forward", "backward" */
 } ra_trace_event;
-/* Called on the communicator's own thread for every stretch from now on; NULL stops it. */
+/* From now on calls `event` for every activity, on the communicator's own thread; NULL stops it. */
 RA_API ra_status ra_comm_set_tracer(ra_comm *comm, void (*event)(void *ctx, const ra_trace_event *event), void *ctx);
 
 /* ------------------------------------------------------------------------------------------- replaceable environment */
 
-/* The allocator of everything the library allocates from then on. Call before any other function, from one thread. NULLs
- * restore the default. align is a power of two; free gets what alloc returned, with its size. */
+/* The allocator of everything that the library allocates. Set it before any other call, from one thread. NULL, or one
+ * with a NULL function, restores the default. align is a power of two; free gets what alloc returned, with its size. */
 typedef struct ra_allocator {
     void *(*alloc)(void *ctx, size_t bytes, size_t align);
     void (*free)(void *ctx, void *ptr, size_t bytes);

@@ -5,9 +5,9 @@
  * needs it; without it, or without a usable GPU, calls return RA_NOT_AVAILABLE and ra_last_error() says why. Every call
  * concerns the calling thread's current device.
  *
- * Both enqueue their work on the stream and return; they neither wait nor, after the first call of either, allocate (a further
- * stream, or a capture, takes a workspace of its own once). Calls on several streams may overlap. At one rank a call can be
- * captured into a graph, which then keeps the call's workspace for as long as the process lives.
+ * ra_forward and ra_backward enqueue their work on the stream and return. They never wait, and allocate only in the first call
+ * of each and when a further stream or a capture needs a workspace of its own. Calls on several streams may overlap. At one
+ * rank a call can be captured into a graph, which then keeps the call's workspace for as long as the process lives.
  */
 #ifndef RINGATTN_CUDA_H
 #define RINGATTN_CUDA_H
@@ -37,9 +37,9 @@ RA_API ra_status ra_cuda_copy(void *to, const void *from, int64_t bytes, void *s
 /* Waits for all work on the stream. */
 RA_API ra_status ra_cuda_synchronize(void *stream);
 
-/* Marks a moment on the stream; *event is made by the first call, and given back by ra_cuda_forget. */
+/* Marks a moment on the stream. The first call makes *event; ra_cuda_forget frees it. */
 RA_API ra_status ra_cuda_mark(void *stream, void **event);
-/* Seconds from one moment to a later one; waits for the later. */
+/* Seconds from one marked moment to a later one; waits for the later one. */
 RA_API ra_status ra_cuda_between(void *start, void *end, double *seconds);
 RA_API void ra_cuda_forget(void *event);
 

@@ -10,19 +10,19 @@
 extern "C" {
 #endif
 
-/* For programs that say nothing of MPI themselves: every process of `mpirun -n P` is one rank. Initialises MPI (with
+/* For programs that do not use MPI themselves: every process of `mpirun -n P` is one rank. Initialises MPI (with
  * MPI_THREAD_SERIALIZED) unless that was done already, and finalizes it when the process exits; after an error it is not
  * finalized, because that could wait for a dead rank. Which MPI: RINGATTN_MPI (openmpi, mpich), or the launcher's variables.
- * start_timeout: seconds for all ranks to arrive, also later (ra_comm_set_timeout); 0: 600. Every rank calls it. */
+ * start_timeout: seconds for all ranks to arrive, also later (ra_comm_set_timeout); 0 means 600. Every rank calls it. */
 RA_API ra_status ra_comm_mpi_world(double start_timeout, ra_comm **comm);
 
-/* For programs that use MPI: the ranks are those of `comm`, which is duplicated; nothing else happens on it, and it must be
- * freed, and MPI finalized, after the last ra_comm on it was destroyed (once MPI is finalized, a communicator only returns
- * RA_PEER_LOST). Every rank of it calls this. RA_INVALID: MPI_COMM_NULL, an inter-communicator, or another thread than the one
- * that initialised MPI with less than MPI_THREAD_SERIALIZED. The library's heartbeats
- * need MPI_THREAD_MULTIPLE to be sent while the program is busy elsewhere. With less they are sent only during the library's
- * calls, and the peers grant this rank the start timeout as its timeout. After RA_PEER_LOST, RA_TIMEOUT or another
- * communication error: leave with _exit or MPI_Abort; MPI_Finalize may never return. */
+/* For programs that use MPI themselves: the ranks are those of the communicator `mpi`, and every one of them calls this. The
+ * library duplicates `mpi` and sends nothing on the original. Destroy the ra_comm before you free `mpi` or finalize MPI; after
+ * that it only returns RA_PEER_LOST. RA_INVALID: `mpi` is MPI_COMM_NULL or an inter-communicator, or MPI was initialised with
+ * less than MPI_THREAD_SERIALIZED on another thread. To send heartbeats while the program is busy elsewhere, the library needs
+ * MPI_THREAD_MULTIPLE; with less it sends them only during its own calls, and the peers wait for this rank as long as the
+ * start timeout before they count it as lost. After RA_PEER_LOST, RA_TIMEOUT or another communication error, leave with
+ * _exit or MPI_Abort: MPI_Finalize may never return. */
 #if defined(MPI_VERSION)
 static inline ra_status ra_comm_mpi(MPI_Comm mpi, ra_comm **comm);
 #endif
