@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """ringattn beside PyTorch's scaled_dot_product_attention on this CPU: one process, same numbers, same threads, taking turns, medians.
 
-    RINGATTN_LIBRARY=build/libringattn.so PYTHONPATH=python python3 bench/cpu_peers.py --json peers.json --plot peers.png
+    RINGATTN_LIBRARY=build/libringattn.so PYTHONPATH=python python3 bench/cpu_peers.py --json peers.json
     ... --quick                         a few rows in half a minute
     ... --budget 240                    the whole grid within 240 seconds: less time a row, and rows that cannot fit are left out
     ... --avx2                          ours and PyTorch both held to AVX2
-    ... --plot peers.png peers.json     draws earlier results
+
+bench/report.py makes the page and the plot of the JSON of one run or several.
 
 Cases, each for every --seq, --dims, --dtypes, --threads and --passes:
     dense, causal                       PyTorch gets contiguous [B, H, N, D] and its default backend
@@ -55,7 +56,6 @@ def cases(text):
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("results", nargs="*", help="JSON to draw instead of measuring")
     parser.add_argument("--cases", type=cases, default=list(CASES), metavar="NAME,...")
     parser.add_argument("--seq", type=numbers, default=[1024, 4096, 16384, 65536])
     parser.add_argument("--dims", type=numbers, default=[64, 128])
@@ -70,8 +70,6 @@ def arguments():
     parser.add_argument("--avx2", action="store_true")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--json")
-    parser.add_argument("--markdown")
-    parser.add_argument("--plot")
     options = parser.parse_args()
     if options.quick:
         options.seq, options.dims, options.threads, options.seconds = [2048], [64], [1], 1.0
@@ -311,71 +309,8 @@ def measured(options):
     return rows, left_out
 
 
-def markdown(machine, rows, left_out):
-    lines = [f"{machine}; {time.strftime('%Y-%m-%d')}. GFLOP/s of useful work (overhead: microseconds).", "",
-             "| case | dtype | n | heads | D | threads | pass | ringattn | peer | ratio |",
-             "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |"]
-    for row in sorted(rows, key=lambda row: CASES.index(row["case"])):
-        lines.append("| {case} | {dtype} | {seq} | {heads} | {dim} | {threads} | {direction} | {ringattn:.0f} | {peer:.0f} | {ratio:.2f}x |"
-                     .format(**row))
-    if left_out:
-        lines += ["", "Left out for lack of time: " + ", ".join("{case} {dtype} n={seq} D={dim} {threads} threads {direction}".format(**row)
-                                                               for row in left_out) + "."]
-    return "\n".join(lines) + "\n"
-
-
-def plot(machine, rows, path):
-    try:
-        import matplotlib
-    except ImportError:
-        sys.exit("--plot needs matplotlib (pip install matplotlib)")
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    rows = [row for row in rows if row["case"] in CASES[:4]]
-    groups = sorted({(row["direction"], row["dtype"], row["dim"]) for row in rows}, reverse=True)
-    if not groups:
-        sys.exit("--plot: no rows against PyTorch to draw")
-    across = min(4, len(groups))
-    down = -(-len(groups) // across)
-    figure, axes = pyplot.subplots(down, across, figsize=(3.2 * across, 0.8 + 2.8 * down), squeeze=False, sharex=True)
-    lines = sorted({(row["case"], row["heads"], row["threads"]) for row in rows})
-    colours = {line: f"C{index % 10}" for index, line in enumerate(lines)}
-    for axis, group in zip(axes.flat, groups):
-        mine = [row for row in rows if (row["direction"], row["dtype"], row["dim"]) == group]
-        for line in lines:
-            points = sorted((row["seq"], row["ratio"]) for row in mine if (row["case"], row["heads"], row["threads"]) == line)
-            if points:
-                axis.plot(*zip(*points), marker="o", markersize=3, color=colours[line])
-        axis.axhline(1, color="grey", linewidth=0.8)
-        axis.set_xscale("log", base=2)
-        axis.set_ylim(bottom=0)
-        axis.set_title("{}, {}, D = {}".format(*group), fontsize=9)
-    for axis in axes.flat[len(groups) :]:
-        axis.set_visible(False)
-    for row in axes:
-        row[0].set_ylabel("times PyTorch's speed", fontsize=8)
-    for axis in axes[-1]:
-        axis.set_xlabel("sequence length", fontsize=8)
-    handles = [pyplot.Line2D([], [], color=colours[line], marker="o", markersize=3) for line in lines]
-    figure.legend(handles, [f"{case}, {heads} head{'s' * (heads > 1)}, {threads} thread{'s' * (threads > 1)}" for case, heads, threads in lines],
-                  loc="lower center", ncol=min(4, len(lines)), fontsize=7)
-    figure.suptitle(machine, fontsize=8)
-    figure.tight_layout(rect=(0, 0.1, 1, 1))
-    figure.savefig(path, dpi=150)
-
-
 def main():
     options = arguments()
-    if options.results:
-        if not options.plot:
-            sys.exit("results are drawn to --plot FILE")
-        results = []
-        for name in options.results:
-            with open(name) as file:
-                results.append(json.load(file))
-        plot(results[0]["machine"], [row for result in results for row in result["rows"]], options.plot)
-        return
     if options.avx2 and any(os.environ.get(name) != value for name, value in HOLD_TO_AVX2.items()):
         os.execve(sys.executable, [sys.executable] + sys.argv, {**os.environ, **HOLD_TO_AVX2})
     try:
@@ -389,14 +324,11 @@ def main():
         machine += ", both held to AVX2"
     print(machine, flush=True)
     rows, left_out = measured(options)
+    made_by = " ".join(["bench/cpu_peers.py", *sys.argv[1:]])
+    result = {"machine": machine, "date": time.strftime("%Y-%m-%d"), "made by": made_by, "rows": rows, "left_out": left_out}
     if options.json:
         with open(options.json, "w") as file:
-            json.dump(dict(machine=machine, date=time.strftime("%Y-%m-%d"), rows=rows, left_out=left_out), file, indent=1)
-    if options.markdown:
-        with open(options.markdown, "w") as file:
-            file.write(markdown(machine, rows, left_out))
-    if options.plot:
-        plot(machine, rows, options.plot)
+            json.dump(result, file, indent=1)
 
 
 if __name__ == "__main__":

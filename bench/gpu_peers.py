@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """ringattn on one GPU beside PyTorch and FlashAttention-4: same process, same tensors, taking turns, CUDA events, medians.
 
-    bench/gpu_peers.py --library build/libringattn_cuda.so [--cases dense,views,...] [--out results/NAME]   (table, JSON)
+    bench/gpu_peers.py --library build/libringattn_cuda.so [--cases dense,views,...] [--out NAME]      (a page, and NAME.json)
     bench/gpu_peers.py --library ... --cases backward,backward_views --fa4 DIRECTORY    (where FlashAttention-4 is installed)
-    bench/gpu_peers.py --plot results/NAME.json                                                              (PNG beside it)
+
+bench/report.py makes the page and the plot of the JSON.
 
 Peers get what suits them: contiguous [B, H, N, D] for dense attention; for dilated attention strided views of [B, N, H, D] into
 SDPA and a copy of the result to its rows ("the careful way"), no_grad. FlexAttention is compiled, with the pattern as its block
@@ -18,13 +19,15 @@ import os
 import platform
 import statistics
 import sys
+import time
+
+import report
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "tests", "gpu"))
 
 BRANCHES = ((2048, 1), (4096, 2), (8192, 4))
 HEAD_START = 500_000  # cycles, about 0.3 ms
-METHOD = "Times are the device's: it is kept busy until the host has enqueued a call. Rates of different rows do not compare."
 
 
 def turns(ways, repeat, warm_up=2):
@@ -383,87 +386,6 @@ class Bench:
             self.add("flex", f"{name} D={d} h={h} n={n}", flops, {"ringattn": mine, "Flex": run})
 
 
-PEERS = ("cuDNN", "FA2", "FA4", "FA4 fixed order", "Flex", "own dense", "own h=32:32", "own loop at 32768")
-
-
-def ratio(row):
-    """To the fastest of the others."""
-    others = [rate for name, rate in row["tflops"].items() if name != "ringattn"]
-    return row["tflops"]["ringattn"] / max(others) if others else None
-
-
-def table(rows):
-    names = ["ringattn"] + [name for name in PEERS if any(name in r["tflops"] for r in rows)]
-    lines = ["| case | kernel | " + " | ".join(names) + " | against the best |", "| --- " * (len(names) + 3) + "|"]
-    for r in rows:
-        cells = [f"{r['tflops'][name]:.0f}" if name in r["tflops"] else "-" for name in names]
-        times = f"{ratio(r):.2f}x" if ratio(r) else "-"
-        lines.append(f"| {r['group']} {r['case']} | {r['path']} | " + " | ".join(cells) + f" | {times} |")
-    return "\n".join(lines)
-
-
-# What this library is to reach: group, words that a case has, words that it lacks, least ratio, and to whom.
-GOALS = (
-    ("dense full D=128, n >= 8192, against cuDNN", "dense", ("D=128",), ("causal", "n=2048"), 0.90),
-    ("dense causal D=128, n >= 8192, against cuDNN", "dense", ("D=128", "causal"), ("n=2048",), 0.90),
-    ("dense D=64, n >= 8192, against cuDNN", "dense", ("D=64",), ("n=2048",), 0.92),
-    ("strided views, rows >= 1024, against cuDNN", "views", (), ("rows=512",), 0.92),
-    ("strided views, 512 rows, against cuDNN", "views", ("rows=512",), (), 0.95),
-    ("dilated full, against the best way in PyTorch", "dilated", (), ("causal",), 1.05),
-    ("dilated causal, against the best way in PyTorch", "dilated", ("causal",), (), 1.25),
-    ("dilated against own dense, per useful flop", "own", (), (), 0.90),
-    ("causal 1,048,576 tokens against a loop at 32768", "million", (), (), 0.95),
-    ("backward, n >= 8192, against the best", "backward", (), ("n=2048",), 0.88),
-    ("backward on strided views, rows >= 1024, against the best", "backward views", (), ("rows=512",), 1.0),
-    ("backward on strided views, 512 rows, against the best", "backward views", ("rows=512",), (), 0.95),
-)
-
-
-def goals(rows):
-    lines = ["| goal | at least | reached, least of its rows |", "| --- | --- | --- |"]
-    for text, group, has, lacks, least in GOALS:
-        part = [
-            r
-            for r in rows
-            if r["group"] == group and all(x in r["case"] for x in has) and not any(x in r["case"] for x in lacks)
-        ]
-        if part:
-            lines.append(f"| {text} | {least:.2f}x | {min(map(ratio, part)):.3f}x |")
-    return "\n".join(lines)
-
-
-def report(machine, rows):
-    return f"{machine}\n\n{METHOD}\n\n{goals(rows)}\n\nTFLOP/s of attended pairs:\n\n{table(rows)}\n"
-
-
-def plot(data, path):
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    rows = [r for r in data["rows"] if r["group"] in ("dense", "dilated")]
-    figure, axes = plt.subplots(2, 4, figsize=(13, 6), sharey=True)
-    panels = [(g, d, c) for g in ("dense", "dilated") for d in (128, 64) for c in (False, True)]
-    for axis, (group, d, causal) in zip(axes.flat, panels):
-        part = [r for r in rows if r["group"] == group and f"D={d} " in r["case"] and ("causal" in r["case"]) == causal]
-        for name in ("ringattn", "cuDNN", "FA2"):
-            points = [(int(r["case"].split("n=")[1].split()[0]), r["tflops"][name]) for r in part if name in r["tflops"]]
-            if points:
-                axis.plot(*zip(*points), marker="o", label=name)
-        axis.set_xscale("log", base=2)
-        axis.set_ylim(bottom=0)
-        axis.set_title(f"{group}{' causal' if causal else ''}, D = {d}")
-        axis.set_xlabel("tokens")
-        axis.grid(alpha=0.3)
-    for axis in axes[:, 0]:
-        axis.set_ylabel("TFLOP/s of attended pairs")
-    axes[0, 0].legend()
-    figure.suptitle(f"forward, bf16, {data['machine']['gpu']}")
-    figure.tight_layout()
-    figure.savefig(path, dpi=110)
-
-
 def triton_version():
     try:
         import triton
@@ -475,19 +397,12 @@ def triton_version():
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--library")
+    parser.add_argument("--library", required=True)
     parser.add_argument("--cases", default="dense,views,dilated,own,grouped,flex,million")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each row and way, about")
     parser.add_argument("--fa4", metavar="DIRECTORY", help="where FlashAttention-4 is installed, to be compared with backward")
-    parser.add_argument("--out", help="writes NAME.json and NAME.md")
-    parser.add_argument("--plot", help="draws a JSON file that --out wrote, as PNG beside it")
+    parser.add_argument("--out", metavar="NAME", help="writes NAME.json")
     args = parser.parse_args()
-    if args.plot:
-        with open(args.plot, encoding="utf-8") as file:
-            plot(json.load(file), os.path.splitext(args.plot)[0] + ".png")
-        return
-    if not args.library:
-        parser.error("--library is needed")
     import torch
 
     bench = Bench(args.library, args.seconds, args.fa4)
@@ -505,16 +420,15 @@ def main():
         import importlib.metadata
 
         machine["flash-attn-4"] = importlib.metadata.version("flash-attn-4")
-    text = ", ".join(f"{name} {value}" for name, value in machine.items())
+    made_by = " ".join(["bench/gpu_peers.py", *sys.argv[1:]])
+    result = {"machine": machine, "date": time.strftime("%Y-%m-%d"), "made by": made_by, "rows": bench.rows}
     for case in args.cases.split(","):
         getattr(bench, case)()
         torch.cuda.empty_cache()
         if args.out:
             with open(args.out + ".json", "w", encoding="utf-8") as file:
-                json.dump({"machine": machine, "rows": bench.rows}, file, indent=1)
-            with open(args.out + ".md", "w", encoding="utf-8") as file:
-                file.write(report(text, bench.rows))
-    print("\n" + report(text, bench.rows))
+                json.dump(result, file, indent=1)
+    print("\n" + report.page([result]))
 
 
 if __name__ == "__main__":

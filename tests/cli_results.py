@@ -1,0 +1,71 @@
+"""The pages in bench/results are what bench/report.py makes of the JSON beside them; the benches describe themselves."""
+import json
+import os
+import re
+import subprocess
+import sys
+
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli"))
+import kit
+
+ROOT = os.path.realpath(os.environ.get("RA_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")))
+BENCH = os.path.join(ROOT, "bench")
+sys.path.insert(0, BENCH)
+import report
+
+
+def pages():
+    """What report.py says of itself: the JSON files and the page of each machine."""
+    for line in re.findall(r"^ +bench/report\.py (bench/results/.*)$", report.__doc__, re.M):
+        files, page = line.split(" -o ")
+        yield [os.path.join(ROOT, name) for name in files.split()], os.path.join(ROOT, page)
+
+
+class Results(kit.Case):
+    def test_every_page_is_what_its_json_says(self):
+        seen = set()
+        for files, page in pages():
+            with self.subTest(page=page):
+                results = [report.read(name) for name in files]
+                picture = os.path.basename(page)[:-2] + "png"
+                with open(page, encoding="utf-8") as file:
+                    self.assertEqual(file.read(), report.page(results, picture if report.has_plot(results) else None))
+                if report.has_plot(results):
+                    self.assertTrue(os.path.exists(os.path.join(BENCH, "results", picture)))
+                    seen.add(picture)
+            seen |= {os.path.basename(name) for name in [*files, page]}
+        self.assertEqual(seen, set(os.listdir(os.path.join(BENCH, "results"))))
+
+    def test_a_goal_that_is_missed_is_said_to_be_missed(self):
+        row = {"group": "backward", "case": "D=128 h=16 n=8192", "path": "sm90a", "tflops": {"ringattn": 87, "cuDNN": 100}}
+        result = {"machine": {"gpu": "a GPU"}, "date": "2026-01-01", "rows": [row]}
+        self.assertIn("| 0.88x | 0.87x | **no** |", report.page([result]))
+        row["tflops"]["ringattn"] = 88
+        self.assertIn("| 0.88x | 0.88x | yes |", report.page([result]))
+
+    def test_several_runs_of_a_cpu_are_a_median_and_a_range(self):
+        def run(ratio):
+            row = dict(case="dense", dtype="bf16", seq=64, heads=1, dim=64, threads=1, direction="forward", unit="gflops")
+            return {"machine": "a CPU", "date": "2026-01-01", "rows": [dict(row, ringattn=ratio, peer=1.0, ratio=ratio)]}
+
+        text = report.page([run(2.5), run(1.5), run(2.0)])
+        self.assertIn("| bf16 | 1 | 64 | 64 | 1 | 2.00x (1.50 - 2.50) |", text)
+        self.assertIn("| bf16 forward, against PyTorch | 2.00x | 2.00x | yes |", text)
+
+    def test_results_say_when_and_by_what_they_were_made(self):
+        for files, _ in pages():
+            for name in files:
+                with open(name, encoding="utf-8") as file:
+                    result = json.load(file)
+                self.assertRegex(result["date"], r"^\d{4}-\d\d-\d\d$", name)
+                self.assertTrue(os.path.exists(os.path.join(ROOT, result["made by"].split()[0])), name)
+
+    def test_the_benches_print_their_help(self):
+        for name in ("cpu_peers.py", "gpu_peers.py", "report.py"):
+            done = subprocess.run([sys.executable, os.path.join(BENCH, name), "--help"], capture_output=True, text=True)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("bench/report.py", done.stdout)
+
+
+if __name__ == "__main__":
+    kit.main()
