@@ -1,13 +1,18 @@
-/* Tiles of AMX, and how matrices are packed for them. amx_forward.inc.h and amx_backward.inc.h build on it, and are written
- * once for all types. A type's file defines
+/* Tiles of AMX, and how matrices are packed for them. This file and those that build on it are written once for all types.
  *
- *     LIMBS          bf16 that an element is the sum of: its leading bits, the next ones, the last
- *     element         how it is stored
+ * Needs, from the type's file, which also includes amx_forward.inc.h or amx_backward.inc.h or both:
+ *
+ *     LIMBS           the number of bf16 that add up to an element: its leading bits, the next ones, the last
+ *     element         how an element is stored
  *     FAMILY(name)    the type's name for a function
  *
- * Tiles multiply bf16 and add in f32. bf16 is one limb. f16 is two, f32 three, without an error; a product of two elements is
- * the sum of those products of limbs that f32 can tell from nothing: all 4 of f16, 6 of the 9 of f32. Tiles are 16 times as
- * fast as FMA, so that this still is 4 times, and 2.7 times.
+ * Gives TILE_* and VEC_* (instructions, for which a test has its own), the sizes TILE, SUMS, SQUARE and STEP, which problems
+ * are left to AVX-512 (left_to_avx512), powers of two, limbs of a vector, results (put_result), and rows and their packing
+ * (take_*, pack_*).
+ *
+ * Tiles multiply bf16 and add in f32. An element of bf16 is one limb, of f16 exactly two, of f32 exactly three. A product of
+ * two elements is the sum of the products of their limbs, less those too small to change a sum in f32: all 4 of f16, 6 of the 9
+ * of f32. Tiles are 16 times as fast as FMA, so f16 still gains a factor of 4, and f32 one of 2.7.
  *
  * A tile product C += A B takes 16 rows of A with 32 elements each, and B with its rows in pairs: B's row p holds (element 2p,
  * element 2p+1) of every column. So there are two ways to pack a matrix X of rows for B:
@@ -15,9 +20,9 @@
  *     across(X)    the rows of X are B's columns (products with X^T): pairs of a row's elements, transposed as 32-bit words
  *     along(X)     the rows of X are B's rows: rows i and i + 16 of 32 interleaved
  *
- * and A needs its rows only cut. Every tile, packed or computed, is 1 KiB in one piece: 16 lines of the cache, which no other
- * tile shares and which follow one another. (Rows that lie apart touch a page each, and meet in the same sets of the cache.)
- * Products go two by two, in all matrices alike:
+ * and for A its rows are only cut into stretches of 32. Every tile, packed or computed, is 1 KiB of consecutive memory: 16
+ * lines of the cache that no other tile shares. (Rows that lie apart would touch a page each, and compete for the same sets of
+ * the cache.) A product takes two tiles of A by two of B, so tiles come in this order:
  *
  *     A: [depth][limb][2] tiles    B: [depth] times [limb][2] tiles    C: [2 of B][2 of A] tiles
  *
@@ -52,7 +57,7 @@ typedef struct tile_config {
 #define TILE_STREAM(t, p, stride) _tile_stream_loadd(t, p, (size_t)(stride))
 #define TILE_STORE(t, p, stride) _tile_stored(t, p, (size_t)(stride))
 #define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
-/* Where no work comes between two tile instructions: see PRODUCT. */
+/* Stands between two tile instructions where there is no work: see amx_products.inc.h. */
 #define TILE_REST() __asm__ volatile(".rept 8\n\tnop\n\t.endr")
 /* 32 elements of bf16: those of low, then those of high. */
 #define VEC_TO_BF16(low, high) ((halves)_mm512_cvtne2ps_pbh(high, low))
@@ -97,9 +102,9 @@ enum {
 /* A count in whole squares. */
 INLINE int64_t padded(int64_t count) { return ra_round_up(count, SQUARE); }
 
-/* What AMX does not compute goes to the kernels of AVX-512, which every processor with AMX has. So does what it computes no
- * faster, where elements are several limbs and many of them would be padding; and f32 with scores of more than 128 products,
- * which AVX-512 sums up in parts. */
+/* Problems that AMX does not compute go to the kernels of AVX-512, which every processor with AMX has. So do those that it
+ * would compute no faster, where elements have several limbs and many of them would be padding; and f32 with a head dimension
+ * above 128, since AVX-512 sums such long scores in parts, which is more exact. */
 INLINE bool left_to_avx512(const ra_problem *problem) {
     const int64_t rows = ra_sat_mul(problem->rows_q, problem->heads / problem->kv_heads), dim = problem->head_dim;
     const bool padding = rows < SQUARE / 2 || padded(dim) > dim + dim / 2;
@@ -130,8 +135,9 @@ INLINE vec power_of_two(vec x) {
     return VEC_SCALE(p, x);
 }
 
-/* A vector by its limbs: words whose upper halves are bf16, rounded to the nearest. By integers, to which tile products leave
- * both ports. Of what is no number only a plain NaN is sure to stay one: all ones would become zeros. */
+/* The limbs of a vector: words whose upper halves are bf16, rounded to the nearest. Computed with integer instructions, since
+ * tile products leave both of the processor's ports for these free. A NaN stays one only if it is the plain NaN: adding 0x8000
+ * to a NaN of all ones gives 0. */
 typedef struct limbs {
     ivec limb[LIMBS];
 } limbs;
@@ -148,7 +154,7 @@ INLINE limbs limbs_of(vec x) {
     return all;
 }
 
-/* Pairs of such halves, without a shuffle across lanes; a limb is two tiles. */
+/* Stores such halves of two vectors in pairs, which needs no shuffle across lanes; a limb takes two tiles. */
 INLINE void store_pairs(uint16_t *to, limbs low, limbs high) {
     for (int i = 0; i < LIMBS; i++)
         *(ivec_any *)(void *)(to + i * 2 * TILE) = VEC_UPPER_HALVES(low.limb[i]) | (high.limb[i] & UPPER);
@@ -240,9 +246,9 @@ static inline void copy_row(uint16_t *copy, int64_t i, const element *row, int64
 }
 #endif
 
-/* Tiles take what is subnormal for 0, so that f32 below 2^-110 loses its last limbs. That is nothing beside larger numbers;
- * where there are none every row of the copy becomes NaN (a mask may hide some of them): what is computed of it is given up,
- * and left to the scalar kernel. */
+/* Tiles take subnormal numbers for 0, so that f32 below 2^-110 loses its last limbs. Beside larger numbers that does not show.
+ * Where there are none, every row of the copy is made NaN (every one, since a mask may hide some): then the kernel finds that
+ * the result is not finite, drops it, and leaves these rows to the scalar kernel. */
 INLINE void give_up_tiny(uint16_t *copy, int64_t width) {
     enum { LARGE = 0x1780 }; /* 2^-80 */
     bool nothing = true;

@@ -1,4 +1,9 @@
-/* Backward attention by AMX: rows x keys of a tile, in transposed form, in squares of 32 keys by 32 rows,
+/* Backward attention by AMX: rows x keys of a tile, in transposed form, in squares of 32 keys by 32 rows.
+ *
+ * Needs   LIMBS, element and FAMILY (amx.inc.h).
+ * Gives   FAMILY(backward) and FAMILY(backward_scratch).
+ *
+ * The products are
  *
  *       S^T = K across(Q),  dP^T = V across(dO),  P^T = exp(S^T - lse),  dS^T = P^T (dP^T - delta)
  *       dV = P^T along(dO),  dK = dS^T along(Q)
@@ -135,8 +140,8 @@ static __attribute__((noinline, cold)) void differentiate_masked(backward_work w
 
 INLINE void differentiate_unit(backward_work *w, int64_t unit) { differentiate(w, unit, false); }
 /* Weights and slopes of a chunk are 64 KB and more. */
-PRODUCT(multiply_and_differentiate, TILE_STREAM, backward_work, differentiate_unit)
-PRODUCT_ALONE(multiply_alone, TILE_STREAM)
+DEFINE_PRODUCT_WITH_WORK(multiply_and_differentiate, TILE_STREAM, backward_work, differentiate_unit)
+DEFINE_PRODUCT(multiply_alone, TILE_STREAM)
 
 /* The operands of S^T and dP^T of a square. */
 #define SQUARE_SCORES(t, chunk, group, depth)                                                                                  \
@@ -318,7 +323,7 @@ static void load_block(tile_job *t, int64_t row) {
     for (int64_t unit = 0; unit < l.units; unit++) load_unit(&l, unit);
 }
 
-PRODUCT(multiply_and_load, TILE_STREAM, loading, load_unit)
+DEFINE_PRODUCT_WITH_WORK(multiply_and_load, TILE_STREAM, loading, load_unit)
 
 /* dQ^T of the block, and the next one takes its place. */
 static void multiply_queries(tile_job *t) {

@@ -1,5 +1,8 @@
 /* Forward attention by AMX: a strip of 32 query rows walks over the keys, 32 of them a step.
  *
+ * Needs   LIMBS, element and FAMILY (amx.inc.h).
+ * Gives   FAMILY(forward) and FAMILY(forward_scratch).
+ *
  *       tile unit     S(0) | S(1)      | S(2) PV..  | S(3) PV..  |        S = Q across(K),   PV: acc += P along(V)
  *       vector unit        | P = 2^S(0)| P = 2^S(1) | P = 2^S(2) |
  *
@@ -211,8 +214,8 @@ INLINE void weigh_half(forward_work *w, int64_t unit) {
     w->seen |= (ivec)sum;
 }
 
-PRODUCT(multiply_and_weigh, TILE_LOAD, forward_work, weigh_half)
-PRODUCT_ALONE(multiply, TILE_LOAD)
+DEFINE_PRODUCT_WITH_WORK(multiply_and_weigh, TILE_LOAD, forward_work, weigh_half)
+DEFINE_PRODUCT(multiply, TILE_LOAD)
 
 /* The operands of a step's scores, and of a piece of a block's values, `deep` steps of it. */
 #define SCORES_OF(t, step, depth)                                                                                              \

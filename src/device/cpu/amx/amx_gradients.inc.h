@@ -1,5 +1,12 @@
-/* Gradients of a backward tile on their way to memory. A worker that has all tiles of some rows keeps their sums as tiles, and
- * turns them into rows once, with the last of the keys; several take turns (dq_queue.h). Either way the sums are the same.
+/* How the gradients of a backward tile get to memory.
+ *
+ * Needs   what amx.inc.h needs.
+ * Gives   BLOCK and tile_rows(), the sizes of a backward tile; put_row() for rows of dK and dV; and for dQ dq_kept, which
+ *         dq_arrays() lays out, with add_queries() for each block of rows and give_sums() when a tile is given up.
+ *
+ * A worker that has all tiles of some rows to itself keeps the sums of dQ as AMX tiles, and turns them into rows once, with the
+ * last of the keys. Where several workers add to the same rows they take turns (dq_queue.h). The sums are the same bits either
+ * way.
  */
 #include "device/cpu/amx/amx.inc.h"
 #include "device/cpu/dq_queue.h"

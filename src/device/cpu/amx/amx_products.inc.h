@@ -1,53 +1,81 @@
-/* Products of packed tiles (amx.inc.h), and the work that goes on meanwhile: amx_forward.inc.h and amx_backward.inc.h are made
- * of them. */
+/* Products of packed matrices by AMX tiles, and other work that is computed meanwhile.
+ *
+ * Needs   LIMBS, and the tiles, vectors and sizes of amx.inc.h, which it includes.
+ * Gives   DEFINE_PRODUCT(name, load_a)
+ *         DEFINE_PRODUCT_WITH_WORK(name, load_a, work_type, unit)
+ *                         define a function name(owed, c, a, b, b_step, depth, add, work, from, to) that computes C = A B, or
+ *                         C += A B with `add`; the second also computes the units of work [from, to)
+ *         NO_WORK         the last three arguments of a product without work
+ *         debt, settle()  sums that are still in the tiles, and how to get them into memory
+ *         due_at()        how much of the work is due when part of a product is done
+ *
+ * Tiles 0 to 3 hold C, 4 and 5 a step of A, 6 and 7 a step of B:
+ *
+ *                      B  6  7
+ *                  A
+ *                  4      0  1
+ *                  5      2  3        C
+ *
+ * The number of a tile is part of the instruction, so what names one is a macro. These macros are parts of the body of one
+ * function, DEFINE_PRODUCT_AS, and use its arguments and variables.
+ */
 #ifndef RA_DEVICE_CPU_AMX_PRODUCTS_H
 #define RA_DEVICE_CPU_AMX_PRODUCTS_H
 
 #include "device/cpu/amx/amx.inc.h"
 
-/* What the tiles hold: sums that are owed to c, or to be added to it. f32 rounds at every sum, so that a long one is formed in
- * parts: a product of it begins at nothing, goes to `partial`, and is added to c by vectors. Others begin with c. */
+/* ------------------------------------------------------------------------------------------------- sums in the tiles */
+
+/* Sums that a product left in tiles 0 to 3, and where they belong. A store takes long, so it waits until the next product needs
+ * the tile, and is hidden behind its work.
+ *
+ * A product that adds to C starts from C's values. That of f32 starts from 0 instead, since f32 rounds at every sum and a long
+ * sum is more exact in parts: its tiles go to `partial`, and vectors add that to C. */
 typedef struct debt {
-    float *c; /* NULL: nothing */
-    bool adds;
-    float *partial;
+    float *c;       /* where the sums belong; NULL: the tiles hold nothing */
+    bool adds;      /* the product adds to C */
+    float *partial; /* room for C's four tiles */
 } debt;
 
 INLINE void add_tile(float *c, const float *partial) {
     for (int i = 0; i < SUMS; i += 16) store(c + i, load(c + i) + load(partial + i));
 }
 
-#define PAY(i, offset)                                                                                                         \
+/* Stores a tile of sums that the product before left. Its place is `offset` elements behind the start of C. */
+#define STORE_OWED_TILE(tile, offset)                                                                                          \
     do {                                                                                                                       \
         if (LIMBS == 3 && adds_) {                                                                                             \
-            TILE_STORE(i, partial_ + (offset), 64);                                                                            \
+            TILE_STORE(tile, partial_ + (offset), 64);                                                                         \
             add_tile(owed_ + (offset), partial_ + (offset));                                                                   \
         } else {                                                                                                               \
-            TILE_STORE(i, owed_ + (offset), 64);                                                                               \
+            TILE_STORE(tile, owed_ + (offset), 64);                                                                            \
         }                                                                                                                      \
     } while (0)
 
-/* Tile i of C goes where it is owed, and begins anew in the first step. */
-#define SETTLE_AND(i, offset)                                                                                                  \
+/* Makes a tile of C ready to be added to. In the first step of a product what the tile holds of the product before is stored,
+ * and it starts from C or from 0; in later steps there is nothing to do. */
+#define PREPARE_SUM_TILE(tile, offset)                                                                                         \
     do {                                                                                                                       \
         if (owed_) {                                                                                                           \
-            PAY(i, offset);                                                                                                    \
+            STORE_OWED_TILE(tile, offset);                                                                                     \
             TILE_REST();                                                                                                       \
         }                                                                                                                      \
         if (!first_) break;                                                                                                    \
         if (!add || LIMBS == 3) {                                                                                              \
-            TILE_ZERO(i);                                                                                                      \
+            TILE_ZERO(tile);                                                                                                   \
             break;                                                                                                             \
         }                                                                                                                      \
-        TILE_LOAD(i, c + (offset), 64);                                                                                        \
+        TILE_LOAD(tile, c + (offset), 64);                                                                                     \
         TILE_REST();                                                                                                           \
     } while (0)
 
-/* The share of units [from, to) that is due when `part` of `parts` is done. */
+/* ----------------------------------------------------------------------------------- work between tile instructions */
+
+/* The first unit of [from, to) that is not yet due when `part` of `parts` of a product is done. */
 INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { return from + (to - from) * part / parts; }
 
-/* Steps are written out where depth is known, so that units and their places are. Clang cannot: it unrolls inner loops before
- * outer ones, when their bounds are not known yet. And sanitizers would take minutes to compile it. */
+/* Loops over depth are unrolled where depth is a constant, so that the number of every unit is a constant as well. Clang
+ * unrolls inner loops before outer ones, when their bounds are not known yet, so it cannot. Sanitizers would take minutes. */
 #ifdef UNROLL_STEPS /* a test has its own */
 #elif defined __clang__ || defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
 #define UNROLL_STEPS false
@@ -55,125 +83,178 @@ INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { r
 #define UNROLL_STEPS true
 #endif
 
-/* Behind a tile instruction of a product: its share of the units. Either `part_` of `parts_`, numbers that compilers know; or
- * counted, without a division. */
-#define TURN_KNOWN(unit)                                                                                                       \
+/* What follows a tile instruction: its share of the units of work. One of these is the argument `between` of the macros below.
+ *
+ *     UNITS_BY_CONSTANTS    which units is computed by the compiler: this is gap `part_` of `parts_`
+ *     UNITS_BY_COUNTING     a running sum says when the next unit is due: no division
+ *     NO_UNITS              there is no work
+ *
+ * Where no unit is due a few instructions that do nothing take its place: see DEFINE_PRODUCT_AS. */
+#define UNITS_BY_CONSTANTS(unit)                                                                                               \
     do {                                                                                                                       \
         const int64_t begin_ = due_at(from_, to_, part_, parts_), end_ = due_at(from_, to_, part_ + 1, parts_);                \
         part_++;                                                                                                               \
         if (begin_ == end_) TILE_REST();                                                                                       \
         _Pragma("GCC unroll 16") for (int64_t unit_ = begin_; unit_ < end_; unit_++) unit(work, unit_);                        \
     } while (0)
-#define TURN_COUNTED(unit)                                                                                                     \
+#define UNITS_BY_COUNTING(unit)                                                                                                \
     do {                                                                                                                       \
         due_ += to - from;                                                                                                     \
         if (due_ < parts_) TILE_REST();                                                                                        \
         for (; due_ >= parts_; due_ -= parts_) unit(work, unit_++);                                                            \
     } while (0)
-#define TURN_ALONE(unit) TILE_REST()
+#define NO_UNITS(unit) TILE_REST()
 
-/* A product of limbs: both of them new in the tiles, or that of A, or that of B. */
-#define NEW_LIMBS(of_a, of_b, load_a, unit, turn)                                                                              \
-    load_a(4, a + (of_a)*2 * TILE, 64);                                                                                        \
-    turn(unit);                                                                                                                \
-    TILE_STREAM(6, b + (of_b)*2 * TILE, 64);                                                                                   \
-    turn(unit);                                                                                                                \
-    load_a(5, a + (of_a)*2 * TILE + TILE, 64);                                                                                 \
-    turn(unit);                                                                                                                \
-    SETTLE_AND(0, 0);                                                                                                          \
+/* ----------------------------------------------------------------------------------------------- one step of depth */
+
+/* C += (limb of A) (limb of B), 32 deep. Both limbs are loaded. */
+#define MULTIPLY_LIMBS(limb_a, limb_b, load_a, unit, between)                                                                  \
+    load_a(4, a + (limb_a)*2 * TILE, 64);                                                                                      \
+    between(unit);                                                                                                             \
+    TILE_STREAM(6, b + (limb_b)*2 * TILE, 64);                                                                                 \
+    between(unit);                                                                                                             \
+    load_a(5, a + (limb_a)*2 * TILE + TILE, 64);                                                                               \
+    between(unit);                                                                                                             \
+    PREPARE_SUM_TILE(0, 0);                                                                                                    \
     TILE_DOT(0, 4, 6);                                                                                                         \
-    turn(unit);                                                                                                                \
-    TILE_STREAM(7, b + (of_b)*2 * TILE + TILE, 64);                                                                            \
-    turn(unit);                                                                                                                \
-    SETTLE_AND(2, SUMS);                                                                                                       \
+    between(unit);                                                                                                             \
+    TILE_STREAM(7, b + (limb_b)*2 * TILE + TILE, 64);                                                                          \
+    between(unit);                                                                                                             \
+    PREPARE_SUM_TILE(2, SUMS);                                                                                                 \
     TILE_DOT(2, 5, 6);                                                                                                         \
-    turn(unit);                                                                                                                \
-    SETTLE_AND(1, 2 * SUMS);                                                                                                   \
+    between(unit);                                                                                                             \
+    PREPARE_SUM_TILE(1, 2 * SUMS);                                                                                             \
     TILE_DOT(1, 4, 7);                                                                                                         \
-    turn(unit);                                                                                                                \
-    SETTLE_AND(3, 3 * SUMS);                                                                                                   \
+    between(unit);                                                                                                             \
+    PREPARE_SUM_TILE(3, 3 * SUMS);                                                                                             \
     TILE_DOT(3, 5, 7);                                                                                                         \
-    turn(unit)
-/* One of the two is new: tiles `tile` and `other`, of which the second is loaded behind the first product. */
-#define ONE_NEW(load, tile, other, from, c1, a1, b1, c2, a2, b2, unit, turn)                                                   \
-    load(tile, from, 64);                                                                                                      \
-    turn(unit);                                                                                                                \
-    TILE_DOT(0, 4, 6);                                                                                                         \
-    turn(unit);                                                                                                                \
-    load(other, (from) + TILE, 64);                                                                                            \
-    turn(unit);                                                                                                                \
-    TILE_DOT(c1, a1, b1);                                                                                                      \
-    turn(unit);                                                                                                                \
-    TILE_DOT(c2, a2, b2);                                                                                                      \
-    turn(unit);                                                                                                                \
-    TILE_DOT(3, 5, 7);                                                                                                         \
-    turn(unit)
-#define NEW_A(of_a, load_a, unit, turn) ONE_NEW(load_a, 4, 5, a + (of_a)*2 * TILE, 1, 4, 7, 2, 5, 6, unit, turn)
-#define NEW_B(of_b, unit, turn) ONE_NEW(TILE_STREAM, 6, 7, b + (of_b)*2 * TILE, 2, 5, 6, 1, 4, 7, unit, turn)
+    between(unit)
 
-/* A step of depth: so many tile instructions. Of two neighbouring products of limbs one stays. */
+/* The same where the other matrix's limb is still in its tiles. The new limb's first tile is multiplied before its second is
+ * loaded; c1 += a1 b1 and c2 += a2 b2 are the two products between the first and the last. */
+#define MULTIPLY_ONE_LIMB(load, tile, other_tile, from, c1, a1, b1, c2, a2, b2, unit, between)                                 \
+    load(tile, from, 64);                                                                                                      \
+    between(unit);                                                                                                             \
+    TILE_DOT(0, 4, 6);                                                                                                         \
+    between(unit);                                                                                                             \
+    load(other_tile, (from) + TILE, 64);                                                                                       \
+    between(unit);                                                                                                             \
+    TILE_DOT(c1, a1, b1);                                                                                                      \
+    between(unit);                                                                                                             \
+    TILE_DOT(c2, a2, b2);                                                                                                      \
+    between(unit);                                                                                                             \
+    TILE_DOT(3, 5, 7);                                                                                                         \
+    between(unit)
+#define MULTIPLY_LIMB_OF_A(limb, load_a, unit, between)                                                                        \
+    MULTIPLY_ONE_LIMB(load_a, 4, 5, a + (limb)*2 * TILE, 1, 4, 7, 2, 5, 6, unit, between)
+#define MULTIPLY_LIMB_OF_B(limb, unit, between)                                                                                \
+    MULTIPLY_ONE_LIMB(TILE_STREAM, 6, 7, b + (limb)*2 * TILE, 2, 5, 6, 1, 4, 7, unit, between)
+
+/* C += A B, 32 deep: all products of limbs that count, in an order in which neighbours share a limb; and the number of gaps
+ * for work, one behind each tile instruction. MULTIPLY_SMALL leaves out the product of the leading limbs. */
 #if LIMBS == 1
-enum { TURNS = 8 };
-#define ALL_LIMBS(load_a, unit, turn) NEW_LIMBS(0, 0, load_a, unit, turn)
+enum { GAPS = 8 };
+#define MULTIPLY_ALL(load_a, unit, between) MULTIPLY_LIMBS(0, 0, load_a, unit, between)
 #elif LIMBS == 2
-enum { TURNS = 26 };
-#define ALL_LIMBS(load_a, unit, turn)                                                                                          \
-    NEW_LIMBS(1, 1, load_a, unit, turn);                                                                                       \
-    NEW_B(0, unit, turn);                                                                                                      \
-    NEW_A(0, load_a, unit, turn);                                                                                              \
-    NEW_B(1, unit, turn)
+enum { GAPS = 26 };
+#define MULTIPLY_ALL(load_a, unit, between)                                                                                    \
+    MULTIPLY_LIMBS(1, 1, load_a, unit, between);                                                                               \
+    MULTIPLY_LIMB_OF_B(0, unit, between);                                                                                      \
+    MULTIPLY_LIMB_OF_A(0, load_a, unit, between);                                                                              \
+    MULTIPLY_LIMB_OF_B(1, unit, between)
 #else
-enum { TURNS = 38, SMALL_TURNS = 32 };
-#define ALL_LIMBS(load_a, unit, turn)                                                                                          \
-    SMALL_LIMBS(load_a, unit, turn);                                                                                           \
-    NEW_A(0, load_a, unit, turn)
-/* All but the product of the largest. */
-#define SMALL_LIMBS(load_a, unit, turn)                                                                                        \
-    NEW_LIMBS(0, 2, load_a, unit, turn);                                                                                       \
-    NEW_B(1, unit, turn);                                                                                                      \
-    NEW_A(1, load_a, unit, turn);                                                                                              \
-    NEW_B(0, unit, turn);                                                                                                      \
-    NEW_A(2, load_a, unit, turn)
+enum { GAPS = 38, SMALL_GAPS = 32 };
+#define MULTIPLY_ALL(load_a, unit, between)                                                                                    \
+    MULTIPLY_SMALL(load_a, unit, between);                                                                                     \
+    MULTIPLY_LIMB_OF_A(0, load_a, unit, between)
+#define MULTIPLY_SMALL(load_a, unit, between)                                                                                  \
+    MULTIPLY_LIMBS(0, 2, load_a, unit, between);                                                                               \
+    MULTIPLY_LIMB_OF_B(1, unit, between);                                                                                      \
+    MULTIPLY_LIMB_OF_A(1, load_a, unit, between);                                                                              \
+    MULTIPLY_LIMB_OF_B(0, unit, between);                                                                                      \
+    MULTIPLY_LIMB_OF_A(2, load_a, unit, between)
 #endif
 
-/* All steps of depth: written out; as many times the same code, for units that come out even; or whatever there is to do. */
-#define STEP_OF(limbs, load_a, unit, turn)                                                                                     \
+/* ------------------------------------------------------------------------------------------------ all steps of depth */
+
+/* One step, and on to the next. `multiply` is MULTIPLY_ALL or MULTIPLY_SMALL, `gaps` how many it has. */
+#define ONE_STEP(multiply, load_a, unit, between)                                                                              \
     const bool first_ = step_ == 0;                                                                                            \
-    limbs(load_a, unit, turn);                                                                                                 \
+    multiply(load_a, unit, between);                                                                                           \
     a += STEP;                                                                                                                 \
     b += b_step;                                                                                                               \
     owed_ = NULL
-#define STEPS_WRITTEN_OUT(limbs, turns, load_a, unit)                                                                          \
+
+/* Three forms of the loop:
+ *
+ *     STEPS_UNROLLED    depth is a constant: every step is written out
+ *     STEPS_ALIKE       depth is a constant and divides the units: one code for all steps, with as many units in each
+ *     STEPS_COUNTED     whatever depth and the units are */
+#define STEPS_UNROLLED(multiply, gaps, load_a, unit)                                                                           \
     do {                                                                                                                       \
-        const int64_t from_ = from, to_ = to, parts_ = (turns)*depth;                                                          \
+        const int64_t from_ = from, to_ = to, parts_ = (gaps)*depth;                                                           \
         int64_t part_ = 0;                                                                                                     \
-        _Pragma("GCC unroll 8") for (int64_t step_ = 0; step_ < depth; step_++) { STEP_OF(limbs, load_a, unit, TURN_KNOWN); }  \
+        _Pragma("GCC unroll 8") for (int64_t step_ = 0; step_ < depth; step_++) {                                              \
+            ONE_STEP(multiply, load_a, unit, UNITS_BY_CONSTANTS);                                                              \
+        }                                                                                                                      \
     } while (0)
-#define STEPS_EQUAL(limbs, turns, load_a, unit)                                                                                \
+#define STEPS_ALIKE(multiply, gaps, load_a, unit)                                                                              \
     _Pragma("GCC unroll 1") for (int64_t step_ = 0; step_ < depth; step_++) {                                                  \
-        const int64_t from_ = from + (to - from) / depth * step_, to_ = from_ + (to - from) / depth, parts_ = turns;           \
+        const int64_t from_ = from + (to - from) / depth * step_, to_ = from_ + (to - from) / depth, parts_ = gaps;            \
         int64_t part_ = 0;                                                                                                     \
-        STEP_OF(limbs, load_a, unit, TURN_KNOWN);                                                                              \
+        ONE_STEP(multiply, load_a, unit, UNITS_BY_CONSTANTS);                                                                  \
     }
-#define STEPS_COUNTED(limbs, turns, load_a, unit)                                                                              \
+#define STEPS_COUNTED(multiply, gaps, load_a, unit)                                                                            \
     do {                                                                                                                       \
-        const int64_t parts_ = (turns)*depth;                                                                                  \
+        const int64_t parts_ = (gaps)*depth;                                                                                   \
         int64_t due_ = 0, unit_ = from;                                                                                        \
         _Pragma("GCC unroll 1") for (int64_t step_ = 0; step_ < depth; step_++) {                                              \
-            STEP_OF(limbs, load_a, unit, TURN_COUNTED);                                                                        \
+            ONE_STEP(multiply, load_a, unit, UNITS_BY_COUNTING);                                                               \
         }                                                                                                                      \
     } while (0)
 
-/* C = A B, or += with `add`, `depth` steps of 32 deep, of which each moves B by b_step elements; and units [from, to) of other
- * work, which must not touch C, dealt out evenly behind the tile instructions. A processor looks ahead some 500 instructions,
- * so tiles and vectors are computed at the same time. Where the other thread of its core is busy it looks ahead half as far,
- * and a tile instruction takes half as long again if there was another within the 8 instructions before it: hence a turn behind
- * every single one.
+/* ALL_STEPS chooses among them. `known`: depth is a constant. `unit_call`: the unit as a function that is called, for elements
+ * of several limbs where depth is not known: they have too many gaps to write the unit out in each. `small_first`: see f32. */
+#if LIMBS == 1
+#define ALL_STEPS(known, load_a, unit, unit_call, small_first)                                                                 \
+    if (known) STEPS_UNROLLED(MULTIPLY_ALL, GAPS, load_a, unit);                                                               \
+    else STEPS_COUNTED(MULTIPLY_ALL, GAPS, load_a, unit_call)
+#else
+#define STEPS_ALIKE_OR_COUNTED(multiply, gaps, known, load_a, unit, unit_call)                                                 \
+    if ((known) && (to - from) % depth == 0) STEPS_ALIKE(multiply, gaps, load_a, unit)                                         \
+    else STEPS_COUNTED(multiply, gaps, load_a, unit_call)
+#if LIMBS == 2
+#define ALL_STEPS(known, load_a, unit, unit_call, small_first)                                                                 \
+    STEPS_ALIKE_OR_COUNTED(MULTIPLY_ALL, GAPS, known, load_a, unit, unit_call)
+#else
+/* f32 rounds at every sum, and the larger the sum, the larger the error. A product that starts from 0 first adds up all small
+ * products of limbs, over the whole depth, and only then those of the leading limbs. Scores of tens are not exact enough
+ * otherwise. */
+#define ALL_STEPS(known, load_a, unit, unit_call, small_first)                                                                 \
+    if (small_first) {                                                                                                         \
+        STEPS_ALIKE_OR_COUNTED(MULTIPLY_SMALL, SMALL_GAPS, known, load_a, unit, unit_call);                                    \
+        a -= depth * STEP;                                                                                                     \
+        b -= depth * b_step;                                                                                                   \
+        for (int64_t step_ = 0; step_ < depth; step_++, a += STEP, b += b_step) {                                              \
+            const bool first_ = false;                                                                                         \
+            MULTIPLY_LIMBS(0, 0, load_a, NO_UNIT, NO_UNITS);                                                                   \
+        }                                                                                                                      \
+    } else {                                                                                                                   \
+        STEPS_ALIKE_OR_COUNTED(MULTIPLY_ALL, GAPS, known, load_a, unit, unit_call);                                            \
+    }
+#endif
+#endif
+
+/* ------------------------------------------------------------------------------------------------------ the functions */
+
+/* C = A B, or C += A B with `add`, `depth` steps of 32 deep, each of which moves B by b_step elements; and units [from, to) of
+ * work, which must not touch C, spread evenly over the gaps behind the tile instructions. A stays in the first cache, or
+ * streams past it like B where a kernel has too much of A (load_a: TILE_LOAD or TILE_STREAM).
  *
- * C stays in the tiles: they are owed to memory, and the next product stores each of them when it needs the tile, which hides
- * most of what a store takes. B streams past the first cache; A if a kernel has too much of it there (load_a: TILE_LOAD or
- * TILE_STREAM). */
-#define PRODUCT_IN(function, load_a, work_type, unit, unit_call, small_first)                                                  \
+ * Tiles and vectors are computed at the same time because a processor looks ahead some 500 instructions. Where the other thread
+ * of its core is busy it looks ahead half as far; and a tile instruction takes half as long again if another one is among the 8
+ * instructions before it. Hence work, or TILE_REST, behind every single one. */
+#define DEFINE_PRODUCT_AS(function, load_a, work_type, unit, unit_call, small_first)                                           \
     function(debt *owed, float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth, const bool add,        \
              work_type *work, const int64_t from, const int64_t to) {                                                          \
         __asm__ volatile("" ::: "memory"); /* compilers do not know that a tile load reads memory */                           \
@@ -185,65 +266,44 @@ enum { TURNS = 38, SMALL_TURNS = 32 };
         owed->adds = add;                                                                                                      \
         (void)adds_, (void)partial_;                                                                                           \
     }
-/* Where depth is known there is one for every call, as it knows what `add` is then. */
+
+/* With constant depths a product is inlined into each call, which knows `add` as well; else all calls share one function. */
 #if UNROLL_STEPS
-#define PRODUCT_FUNCTION INLINE
-#define SMALL_FIRST (__builtin_constant_p(add) && !add)
+#define PRODUCT_LINKAGE INLINE
+#define STARTS_FROM_ZERO (__builtin_constant_p(add) && !add)
 #else
-#define PRODUCT_FUNCTION static __attribute__((noinline))
-#define SMALL_FIRST (!add)
+#define PRODUCT_LINKAGE static __attribute__((noinline))
+#define STARTS_FROM_ZERO (!add)
 #endif
 #if LIMBS == 1
-#define PRODUCT(name, load_a, work_type, unit) PRODUCT_IN(PRODUCT_FUNCTION void name, load_a, work_type, unit, unit, false)
-#define ALL_STEPS(known, load_a, unit, unit_call, small_first)                                                                 \
-    if (known) STEPS_WRITTEN_OUT(ALL_LIMBS, TURNS, load_a, unit);                                                              \
-    else STEPS_COUNTED(ALL_LIMBS, TURNS, load_a, unit_call)
-#else /* Where depth is not known units are called: there are too many turns to write them out. */
-#define PRODUCT(name, load_a, work_type, unit)                                                                                 \
-    static __attribute__((noinline)) void name##_call(work_type *work, int64_t i) { unit(work, i); }                           \
-    PRODUCT_IN(PRODUCT_FUNCTION void name, load_a, work_type, unit, name##_call, SMALL_FIRST)
-#define STEPS_OF(limbs, turns, known, load_a, unit, unit_call)                                                                 \
-    if ((known) && (to - from) % depth == 0) STEPS_EQUAL(limbs, turns, load_a, unit)                                           \
-    else STEPS_COUNTED(limbs, turns, load_a, unit_call)
-#if LIMBS == 2
-#define ALL_STEPS(known, load_a, unit, unit_call, small_first) STEPS_OF(ALL_LIMBS, TURNS, known, load_a, unit, unit_call)
+#define DEFINE_PRODUCT_WITH_WORK(name, load_a, work_type, unit)                                                                \
+    DEFINE_PRODUCT_AS(PRODUCT_LINKAGE void name, load_a, work_type, unit, unit, false)
 #else
-/* f32 rounds at every sum. What begins at nothing stays small, and so do its errors, until the products of the largest limbs
- * are added to it: scores of tens need that. */
-#define ALL_STEPS(known, load_a, unit, unit_call, small_first)                                                                 \
-    if (small_first) {                                                                                                         \
-        STEPS_OF(SMALL_LIMBS, SMALL_TURNS, known, load_a, unit, unit_call);                                                    \
-        a -= depth * STEP;                                                                                                     \
-        b -= depth * b_step;                                                                                                   \
-        for (int64_t step_ = 0; step_ < depth; step_++, a += STEP, b += b_step) {                                              \
-            const bool first_ = false;                                                                                         \
-            NEW_LIMBS(0, 0, load_a, NO_UNIT, TURN_ALONE);                                                                      \
-        }                                                                                                                      \
-    } else {                                                                                                                   \
-        STEPS_OF(ALL_LIMBS, TURNS, known, load_a, unit, unit_call);                                                            \
-    }
-#endif
+#define DEFINE_PRODUCT_WITH_WORK(name, load_a, work_type, unit)                                                                \
+    static __attribute__((noinline)) void name##_call(work_type *work, int64_t i) { unit(work, i); }                           \
+    DEFINE_PRODUCT_AS(PRODUCT_LINKAGE void name, load_a, work_type, unit, name##_call, STARTS_FROM_ZERO)
 #endif
 
-/* Nothing but the product: name(..., NO_WORK). One of several limbs takes so long that a call is nothing. */
+/* Without work. A product of several limbs takes so long that a call is nothing beside it: one function serves them all. */
+#define NO_WORK NULL, 0, 0
 #define NO_UNIT(work, unit) ((void)(work), (void)(unit))
 #if LIMBS == 1
-#define PRODUCT_ALONE(name, load_a) PRODUCT_IN(PRODUCT_FUNCTION void name, load_a, void, NO_UNIT, NO_UNIT, false)
+#define DEFINE_PRODUCT(name, load_a) DEFINE_PRODUCT_AS(PRODUCT_LINKAGE void name, load_a, void, NO_UNIT, NO_UNIT, false)
 #else
-#define PRODUCT_ALONE(name, load_a) PRODUCT_IN(static __attribute__((noinline)) void name, load_a, void, NO_UNIT, NO_UNIT, !add)
+#define DEFINE_PRODUCT(name, load_a)                                                                                           \
+    DEFINE_PRODUCT_AS(static __attribute__((noinline)) void name, load_a, void, NO_UNIT, NO_UNIT, !add)
 #endif
-#define NO_WORK NULL, 0, 0
 
-/* Pays what is owed. */
+/* Stores what the last product left in the tiles. */
 INLINE void settle(debt *owed) {
     float *const owed_ = owed->c, *const partial_ = owed->partial;
     const bool adds_ = owed->adds;
     (void)adds_, (void)partial_;
     if (!owed_) return;
-    PAY(0, 0);
-    PAY(1, 2 * SUMS);
-    PAY(2, SUMS);
-    PAY(3, 3 * SUMS);
+    STORE_OWED_TILE(0, 0);
+    STORE_OWED_TILE(1, 2 * SUMS);
+    STORE_OWED_TILE(2, SUMS);
+    STORE_OWED_TILE(3, 3 * SUMS);
     owed->c = NULL;
 }
 

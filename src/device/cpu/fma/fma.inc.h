@@ -1,11 +1,14 @@
-/* Attention by register-blocked FMA in f32, written once for every vector length. A family's file defines
+/* Attention by register-blocked FMA in f32, written once for every vector length.
+ *
+ * Needs, from the file of an instruction set, which includes this one:
  *
  *     COLUMNS         vectors of a register tile: TILE_ROWS x COLUMNS sums stay in registers
- *     UNROLL          turns of the innermost loop written out
+ *     UNROLL          how often the body of the innermost loop is written out
  *     FAMILY(name)    the family's name for a function
  *     VEC_LOAD_F16(p) LANES elements of f16
  *
- * and what vec.h asks for, and includes this file. 16-bit types are converted when rows are read.
+ * and what vec.h asks for. Gives FAMILY(forward), FAMILY(backward) and their _scratch. 16-bit types are converted when rows are
+ * read.
  *
  * Forward. A tile is up to QUERIES rows. For each block of keys, K is packed as columns (key panels: [panel][d][PANEL keys])
  * and V as rows ([panel][key][PANEL dimensions]); this is also the gather of dilated rows. Then, for each strip of rows:

@@ -1,4 +1,8 @@
-/* Backward of fma.inc.h. */
+/* Backward of fma.inc.h.
+ *
+ * Needs   fma_products.inc.h and fma_strips.inc.h before it.
+ * Gives   backward_tile(), backward_rest(), backward_arrays() and dq_arrays().
+ */
 #include "device/cpu/dq_queue.h"
 
 #ifndef BACK_KEYS /* a test has less of each */

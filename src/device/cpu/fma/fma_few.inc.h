@@ -7,6 +7,9 @@
  *
  * So the number of workers changes no bit. Rows are handled one by one, each over its own interval of keys: no masked key takes
  * part.
+ *
+ * Needs   fma_strips.inc.h and fma_forward.inc.h before it.
+ * Gives   few_rows() (is this for few rows?), few_forward() and few_scratch().
  */
 
 enum {

@@ -1,4 +1,8 @@
-/* Forward of fma.inc.h. */
+/* Forward of fma.inc.h, for more than a few rows.
+ *
+ * Needs   fma_products.inc.h and fma_strips.inc.h before it.
+ * Gives   forward_tile() and forward_arrays(), and for fma_few.inc.h load_state() and store_row().
+ */
 
 enum {
     STRIP = 48,         /* rows whose scores are held at a time */

@@ -1,4 +1,8 @@
-/* The products of fma.inc.h: one micro kernel, TILE_ROWS x COLUMNS vectors of sums in registers. */
+/* The products of fma.inc.h: one micro kernel, TILE_ROWS x COLUMNS vectors of sums in registers.
+ *
+ * Needs   vec.h, COLUMNS, UNROLL, TILE_ROWS, PANEL and padded() of fma.inc.h.
+ * Gives   scores() (Q K^T), combine() (weights times rows) and spread() (transposed weights times rows).
+ */
 
 /* The sums of a register tile, with one more column of A and row of B. */
 INLINE void micro_step(vec sum[TILE_ROWS][COLUMNS], const float *a, int64_t a_row, const float *b, const int nv) {

@@ -1,4 +1,9 @@
-/* What forward and backward of fma.inc.h share: reading rows, packing keys, and which keys a strip of rows meets. */
+/* What forward and backward of fma.inc.h share.
+ *
+ * Needs   vec.h, VEC_LOAD_F16, PANEL and padded() of fma.inc.h.
+ * Gives   rows in f32 (load_row, load_query), the scale that is left to apply (positive_scale), packed keys (pack_rows,
+ *         pack_panels) with their sizes, and which keys a strip of rows meets (keys_of).
+ */
 
 /* dst = one row of a tensor in f32, zeros up to the padded length. */
 INLINE void load_row(float *restrict dst, const void *data, ra_dtype dtype, int64_t offset, int64_t dim) {

@@ -1,7 +1,10 @@
-/* The scalar tiles for one type of arithmetic. Included by scalar.c, once with real = float and once with real = double, and
- * with NAME(x) to tell the functions apart. Rows are handled one by one, each over its own interval of keys, so that a masked
- * key is never part of any arithmetic. Loops run over consecutive keys or over the head dimension: the compiler vectorises
- * them.
+/* The scalar tiles for one type of arithmetic. Included by scalar.c, once for float and once for double.
+ *
+ * Needs   real, REAL_TYPE (its ra_dtype), NAME(x) to tell the functions apart, NAME(exp); RA_MAX_DIM, ROWS and KEYS.
+ * Gives   NAME(forward_tile), NAME(backward_tile), and NAME(forward_arrays), NAME(backward_arrays) for their scratch.
+ *
+ * Rows are handled one by one, each over its own interval of keys, so that a masked key is never part of any arithmetic. Loops
+ * run over consecutive keys or over the head dimension: the compiler vectorises them.
  *
  * Keys come in blocks; within a block sums are of type real, and the running sums over blocks are double, so that the error
  * does not grow with the number of keys.
