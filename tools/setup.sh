@@ -55,6 +55,7 @@ need_for_ci() {
     need_for_test
     need python3-venv python3 -c 'import ensurepip, venv'
     need_for_fuzz
+    need ccache have ccache
     need qemu-user have qemu-x86_64
     case $(uname -m) in
     x86_64) ;;
