@@ -60,6 +60,30 @@ class Results(kit.Case):
                 self.assertRegex(result["date"], r"^\d{4}-\d\d-\d\d$", name)
                 self.assertTrue(os.path.exists(os.path.join(ROOT, result["made by"].split()[0])), name)
 
+    def test_the_readme_quotes_what_was_measured(self):
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+            readme = file.read()
+
+        def rows(name, group):
+            rows = report.read(os.path.join(BENCH, "results", name + ".json"))["rows"]
+            return [row for row in rows if row["group"] == group and "n=2048" not in row["case"]]
+
+        dense, dilated, backward = rows("h200", "dense"), rows("h200", "dilated"), rows("h200-backward", "backward")
+        cpu = report.merged([report.read(os.path.join(BENCH, "results", "cpu.json"))])
+        quoted = [(f"{report.span([report.against(row, 'cuDNN') for row in dense])} of cuDNN", "dense forward"),
+                  (f"up to {max(row['tflops']['ringattn'] for row in dense):.0f} TFLOP/s", "dense forward"),
+                  (f"{report.span([report.against(row) for row in dilated])} of the best", "dilated forward"),
+                  (f"{report.span([report.against(row, 'cuDNN') for row in backward])} of cuDNN", "dense backward"),
+                  (report.span([report.against(row, "FA4", "FA4 fixed order") for row in backward]) + " of FlashAttention-4",
+                   "dense backward")]
+        for dtype, line in (("bf16", "bf16 on a CPU"), ("f32", "f32 on the same")):
+            for direction in ("forward", "backward"):
+                part = [row["value"] for row in cpu if report.peer(dtype, direction)(row)]
+                quoted.append((report.span(part), line))
+        for text, begin in quoted:
+            (line,) = [line for line in readme.splitlines() if line.startswith("| " + begin)]
+            self.assertIn(text, line)
+
     def test_the_benches_print_their_help(self):
         for name in ("cpu_peers.py", "gpu_peers.py", "report.py"):
             done = subprocess.run([sys.executable, os.path.join(BENCH, name), "--help"], capture_output=True, text=True)

@@ -154,9 +154,9 @@ def test_many_cases_lie_and_all_are_named():
     assert [label.get_text() for label in axes.get_yticklabels()] == [row["case"] for row in rows]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "bench" / "results").glob("*.json")), ids=lambda path: path.name)
-def test_results_in_the_repository_can_be_drawn(path):
-    assert plot.figure(plot.read(path)).axes
+@pytest.mark.parametrize("path", ["results/h200.json", "results/h200-backward.json", "notes/cpu-grid.json"])
+def test_what_the_benches_against_other_libraries_write_can_be_drawn(path):
+    assert plot.figure(plot.read(ROOT / "bench" / path)).axes
 
 
 def test_the_command_draws_files_and_says_where(tmp_path):
@@ -214,10 +214,10 @@ def test_draw_handles_more_keys_than_head_dims():
     assert np.array_equal(attended(300, 1, is_causal=True)[0], np.tri(300))
 
 
-def test_the_readme_shows_pictures_made_by_its_own_commands(tmp_path, monkeypatch):
-    page = (ROOT / "README.md").read_text()
+def test_the_guide_shows_pictures_made_by_its_own_commands(tmp_path, monkeypatch):
+    page = (ROOT / "docs" / "cli.md").read_text()
     for name in ("pattern", "memory"):
-        assert f"(docs/images/{name}.png)" in page and (ROOT / "docs" / "images" / f"{name}.png").exists()
+        assert f"(images/{name}.png)" in page and (ROOT / "docs" / "images" / f"{name}.png").exists()
     (block,) = [code for code in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "ringattn.draw(" in code]
     monkeypatch.chdir(tmp_path)
     pathlib.Path("docs/images").mkdir(parents=True)
