@@ -8,12 +8,13 @@ import unittest
 
 import numpy as np
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli"))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "cli")]
 import kit
+import pages
 
-ROOT = os.environ.get("RA_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-GUIDES = sorted(os.listdir(os.path.join(ROOT, "docs")))
-PAGES = ["README.md", "CONTRIBUTING.md"] + ["docs/" + name for name in GUIDES if name.endswith(".md")]
+ROOT = str(pages.ROOT)
+PAGES = [str(page.relative_to(ROOT)) for page in pages.PAGES]
 COMMANDS = ["run", "grad", "verify", "bench", "memory", "plan", "why", "draw", "info", "demo"]
 
 
@@ -22,11 +23,14 @@ def options_of(command):
 
 
 def commands_of(page):
-    """The command lines of a page's sh blocks, without comments; lines that end in a backslash go on."""
-    with open(os.path.join(ROOT, page)) as f:
-        blocks = re.findall(r"```(?:sh|bash|console|shell)\n(.*?)```", f.read(), re.S)
-    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
-    return [re.sub(r"\s+#.*", "", line).strip() for line in lines if line.strip() and not line.startswith("#")]
+    """(command line, what it prints or None) of a page's sh blocks."""
+    found = []
+    for block in pages.blocks(pages.ROOT / page):
+        if block.language == "sh":
+            lines = pages.commands(block.code)
+            assert block.expected is None or len(lines) == 1, f"{page}:{block.line}: one command for a block of what it prints"
+            found += [(line, block.expected) for line in lines]
+    return found
 
 
 class Docs(kit.Case):
@@ -73,6 +77,8 @@ class Docs(kit.Case):
         if word == "cc":
             return "consumers are built without the sanitizer's run-time" if kit.sanitized() or os.environ.get(
                 "RA_SANITIZED") else None
+        if word == "torchrun" or line.startswith("python examples/"):
+            return "Python's own tests run it, where torch is"
         if line.startswith("python "):
             needed = subprocess.run([sys.executable, "-c", "import matplotlib, numpy"], capture_output=True)
             if kit.sanitized() or os.environ.get("RA_SANITIZED"):
@@ -86,10 +92,10 @@ class Docs(kit.Case):
             found = commands_of(page)
             if page in ("README.md", "docs/cli.md", "docs/semantics.md", "docs/numerics.md", "docs/distributed.md"):
                 self.assertGreater(len(found), 1, page)
-            lines += [(page, line) for line in found]
-        for page, line in lines:
+            lines += [(page, line, expected) for line, expected in found]
+        for page, line, expected in lines:
             with self.subTest(page=page, line=line):
-                self.assertIn(line.split()[0], ("ringattn", "mpirun", "srun", "make", "pip", "cc", "python"))
+                self.assertIn(line.split()[0], ("ringattn", "mpirun", "srun", "make", "pip", "cc", "python", "torchrun"))
                 reason = self.cannot_run(line)
                 if reason:
                     print(f"not run: {line}: {reason}")
@@ -101,11 +107,24 @@ class Docs(kit.Case):
                 done = subprocess.run(["bash", "-c", line], cwd=self.directory, env=self.environment, capture_output=True,
                                       text=True, timeout=900)
                 self.assertEqual(done.returncode, 0, f"{line}\n{done.stdout}{done.stderr}")
+                if expected is not None:
+                    self.assertEqual(done.stdout, expected, line)
                 if line.startswith("cc "):
                     subprocess.run([self.path("a.out")], check=True, capture_output=True, env=self.environment)
         self.assertIn("pattern.svg", self.files())
+        shown = [path for path in (pages.ROOT / "docs" / "images").glob("*.svg") if path.name in self.files()]
+        self.assertTrue(shown)
+        for path in shown:  # a picture is what the command above it draws
+            with open(self.path(path.name)) as made:
+                self.assertEqual(made.read(), path.read_text(), path.name)
         for command in COMMANDS:
-            self.assertTrue(any(line.startswith("ringattn " + command) for _, line in lines), command)
+            self.assertTrue(any(line.startswith("ringattn " + command) for _, line, _ in lines), command)
+
+    def test_every_file_that_the_architecture_names_exists(self):
+        names = re.findall(r"`([\w.*/-]+/[\w.*/-]*)`", pages.prose(pages.ROOT / "docs" / "architecture.md"))
+        self.assertGreater(len(names), 40)
+        for name in names:
+            self.assertTrue(list(pages.ROOT.glob(name)), name)
 
     def test_every_make_target_in_the_pages_exists(self):
         with open(os.path.join(ROOT, "Makefile")) as f:
