@@ -79,7 +79,7 @@ class Foreign:
 HANGS = 600  # seconds after which a process counts as hanging: far beyond what a busy machine takes
 
 
-def run_python(code, *, ranks=None, check=True, arguments=()):
+def run_python(code, *, ranks=None, check=True, arguments=(), cwd=None):
     """Runs a script in fresh processes: one, or `ranks` of them under torchrun. Returns the finished process."""
     command = [sys.executable]
     if ranks is not None:
@@ -98,7 +98,7 @@ def run_python(code, *, ranks=None, check=True, arguments=()):
     path = pathlib.Path(code)
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     done = subprocess.run(
-        [*command, str(path), *map(str, arguments)], capture_output=True, text=True, timeout=HANGS, env=environment
+        [*command, str(path), *map(str, arguments)], capture_output=True, text=True, timeout=HANGS, env=environment, cwd=cwd
     )
     if check and done.returncode:
         raise AssertionError(f"{path.name} ended with {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}")

@@ -1,18 +1,27 @@
-"""The code of docs/python.md and of the docstrings runs as it stands."""
+"""The code of the pages and of the docstrings runs as it stands, and prints what the pages say."""
 
 import doctest
-import importlib
+import importlib.util
+import itertools
+import os
 import pathlib
 import re
+import socket
+import subprocess
+import sys
 import warnings
 
 import pytest
 import ringattn
 import ringattn.transformers
 import torch
-from conftest import run_python
+from conftest import HANGS, run_python
 
-PAGE = pathlib.Path(__file__).parents[2] / "docs" / "python.md"
+ROOT = pathlib.Path(__file__).parents[2]
+sys.path.append(str(ROOT / "tests"))
+import pages  # noqa: E402
+
+PAGES = [ROOT / "docs" / "python.md", ROOT / "docs" / "semantics.md", *sorted((ROOT / "docs" / "tutorial").glob("[0-9]*.md"))]
 WORKERS = pathlib.Path(__file__).parent / "workers"
 MODULES = [
     "_attention",
@@ -37,39 +46,80 @@ MODULES = [
 NEEDS = {"_draw": "matplotlib", "transformers": "transformers"}
 
 
-def blocks():
-    return re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+STEPS = {"examples/python/train_characters.py": ["--steps", "3"]}  # of more, which take longer
 
 
-def test_the_page_runs_from_top_to_bottom():
-    names = {}
-    ran = 0
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", ringattn.HolesWarning)  # the page must not show a pattern with holes unawares
-        for block in blocks():
-            if block.startswith("# torchrun"):
-                continue
-            if block.startswith("# needs transformers"):
-                try:
-                    import transformers  # noqa: F401
-                except ImportError:
-                    continue
+def start_script(words, folder):
+    """Runs `python script ...` or `torchrun --option value ... script ...`. Returns what it prints."""
+    place = next(place for place, word in enumerate(words) if word.endswith(".py"))
+    launcher, (script, *arguments) = words[:place], words[place:]
+    arguments += STEPS.get(script, [])
+    if launcher == ["python"]:
+        return run_python(script, arguments=arguments, cwd=folder).stdout
+    assert launcher[0] == "torchrun"
+    options = dict(zip(launcher[1::2], launcher[2::2]))
+    if "--nnodes" in options:
+        return start_on_hosts(options, script, folder)
+    # Ranks are children of one process: loading torch takes longer than most scripts.
+    return run_python(WORKERS / "forks.py", arguments=[options["--nproc-per-node"], script, *arguments], cwd=folder).stdout
+
+
+def start_on_hosts(options, script, folder):
+    """torchrun itself, once for each host; all hosts are this machine."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        options["--rdzv-endpoint"] = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [sys.executable, "-m", "torch.distributed.run", *itertools.chain(*options.items()), "--local-addr", "127.0.0.1"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    hosts = [
+        subprocess.Popen([*command, script], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(int(options["--nnodes"]))
+    ]
+    printed = [host.communicate(timeout=HANGS)[0] for host in hosts]
+    assert not any(host.returncode for host in hosts), printed
+    return "".join(printed)
+
+
+def can_run(first):
+    """Whether what the first line of a block says it needs is installed. (Blocks for mpirun are run by test_mpi.py.)"""
+    needed = re.findall(r"^# needs (\w+)", first) or ["transformers"] * ("hf.py" in first)
+    return not first.startswith("# mpirun") and all(importlib.util.find_spec(name) for name in needed)
+
+
+def check_printed(printed, block):
+    if block.expected is not None:
+        assert printed == block.expected
+    losses = [float(line.split()[-1]) for line in printed.splitlines() if line.startswith("step")]
+    assert not losses or losses[-1] < losses[0], printed
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    names, ran = {}, 0
+    for block in pages.blocks(page):
+        if block.language == "sh":  # other commands are run by the tests of the command line
+            for line in pages.commands(block.code):
+                if line.startswith(("torchrun ", "python examples/")):
+                    check_printed(start_script(line.split(), tmp_path), block)
+        if block.language != "python":
+            continue
+        first = block.code.splitlines()[0]
+        if not can_run(first):
+            continue
+        if first.startswith(("# torchrun", "# python")):
+            words = first[2:].split()
+            (tmp_path / words[-1]).write_text(block.code)
+            check_printed(start_script(words, tmp_path), block)
+        else:
             torch.manual_seed(0)
-            exec(compile(block, str(PAGE), "exec"), names)
-            ran += 1
-    assert ran >= 9
-
-
-@pytest.mark.parametrize("name", ["train.py", "hf.py"])
-def test_the_training_scripts_run_on_as_many_ranks_as_they_say(tmp_path, name):
-    if name == "hf.py":
-        pytest.importorskip("transformers", reason="transformers is not installed")
-    (script,) = [block for block in blocks() if block.startswith("# torchrun") and name in block.splitlines()[0]]
-    path = tmp_path / name
-    path.write_text(script)
-    done = run_python(WORKERS / "forks.py", arguments=[script.split()[3], path])
-    losses = [float(line.split()[-1]) for line in done.stdout.splitlines() if line.startswith("step")]
-    assert len(losses) == 3 and losses[2] < losses[0], done.stdout
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", ringattn.HolesWarning)  # a page must not show a pattern with holes unawares
+                exec(compile("\n" * block.line + block.code, str(page), "exec"), names)
+            check_printed(capsys.readouterr().out, block)
+        ran += 1
+    assert ran
 
 
 @pytest.mark.filterwarnings("ignore::ringattn.HolesWarning")
