@@ -95,7 +95,7 @@ static ra_status check_available(const settings *s) {
 static ra_status check_svg(const char *path) {
     const char *slash = strrchr(path, '/'), *dot = strrchr(slash ? slash : path, '.');
     if (!dot || strcasecmp(dot, ".svg") == 0) return RA_OK;
-    return ra_fail(RA_INVALID, "--svg %s: what is drawn is SVG, and its file is to be called x.svg", path);
+    return ra_fail(RA_INVALID, "--svg %s does not end in .svg, and nothing but SVG is drawn", path);
 }
 
 ra_status settings_check(settings *s) {

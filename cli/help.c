@@ -13,7 +13,7 @@ static const struct {
     option_id first;
     const char *title;
 } groups[] = {
-    {OPT_Q, "Of this command"},
+    {OPT_Q, "Options of this command"},
     {OPT_BATCH, "Shape of the generated data"},
     {OPT_SEGMENT_LENGTHS, "What is computed"},
     {OPT_RING_SIZE, "How it is computed"},

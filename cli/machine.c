@@ -29,7 +29,7 @@ static ra_status positive(json_t *root, const char *path, const char *file, doub
         p += length;
     }
     if (!json_is_number(at) || !(json_number_value(at) > 0))
-        return ra_fail(RA_IO, "%s: %s is not there or not a number above 0", file, path);
+        return ra_fail(RA_IO, "%s: %s is missing, or is not a number above 0", file, path);
     *value = json_number_value(at);
     return RA_OK;
 }

@@ -250,7 +250,7 @@ ra_status options_command(const char *name, command *result) {
 
 ra_status options_parse(int argc, char *const *argv, settings *s) {
     command c = CMD_DEMO;
-    if (argc < 1) return ra_fail(RA_INVALID, "a command is needed; ringattn --help lists them");
+    if (argc < 1) return ra_fail(RA_INVALID, "a command is missing; ringattn --help lists them");
     RA_TRY(options_command(argv[0], &c));
     set_defaults(s, c);
     for (int i = 1; i < argc; i++) {

@@ -82,6 +82,12 @@ class Release(kit.Case):
                     seen += 1
         self.assertGreater(seen, 30)
 
+    def test_every_command_says_what_it_does_in_one_line_that_begins_with_a_verb(self):
+        lines = re.findall(r"^  ([a-z]+) +(\S+) .*", self.ok("--help").stdout, re.M)
+        self.assertEqual(len(lines), 12)
+        for command, verb in lines:
+            self.assertTrue(verb.islower() and verb.endswith("s"), f"{command}: {verb}")
+
     def test_commands_that_the_issue_templates_ask_for_exist(self):
         directory = os.path.join(ROOT, ".github", "ISSUE_TEMPLATE")
         text = "".join(read(directory, name) for name in os.listdir(directory)) + read("SECURITY.md")

@@ -95,7 +95,7 @@ static ra_status check_execution(const ra_attention_desc *d) {
     if (d->kernel && strlen(d->kernel) >= sizeof((ra_config *)0)->kernel)
         return ra_fail(RA_NOT_AVAILABLE, "there is no kernel named '%.40s'", d->kernel);
     if (d->schedule == RA_SCHEDULE_MERGE && d->query_placement != RA_REPLICATED)
-        return ra_fail(RA_INVALID, "schedule merge keeps K and V at home and needs query_placement replicated");
+        return ra_fail(RA_INVALID, "schedule merge, which never moves K and V, needs query_placement replicated");
     if (d->cu_seqlens) return ra_fail(RA_NOT_AVAILABLE, "cu_seqlens (packed documents) is not available in this version");
     if (d->softcap != 0) return ra_fail(RA_NOT_AVAILABLE, "softcap is not available in this version");
     if (d->sinks) return ra_fail(RA_NOT_AVAILABLE, "sinks are not available in this version");

@@ -108,7 +108,7 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
     RA_TRY(ra_comm_usable(comm));
     if (ra_link_is_solo(comm->link) && desc && desc->query_placement == RA_REPLICATED)
-        return ra_fail(RA_NOT_AVAILABLE, "a rank played alone needs sharded queries");
+        return ra_fail(RA_NOT_AVAILABLE, "a rank that runs alone (ra_comm_solo) needs query_placement sharded");
     ra_arena arena = {0};
     ra_config config = {0};
     char *key = NULL;

@@ -41,7 +41,7 @@ static void set_calling(ra_link *link, bool calling, const char *phase) {
 
 ra_status ra_link_allgather(ra_link *link, const void *mine, void *all, int64_t bytes, const char *phase) {
     RA_TRY(ra_link_status(link));
-    if (ra_link_is_solo(link)) return ra_fail(RA_INVALID, "a rank played alone has nobody to gather from");
+    if (ra_link_is_solo(link)) return ra_fail(RA_INVALID, "a rank that runs alone (ra_comm_solo) has nobody to gather from");
     if (bytes > 0) memmove((char *)all + link->rank * bytes, mine, (size_t)bytes);
     int64_t others = link->ranks - 1;
     if (others == 0) return RA_OK;

@@ -416,7 +416,7 @@ static ra_status initialize(const ra_mpi_host *host, double seconds, bool *own_t
     if (mpi_is_over()) return host->fail(RA_NOT_AVAILABLE, "MPI was finalized already, and cannot be used again");
     MPI_Initialized(&initialized);
     if (!initialized && anything_failed)
-        return host->fail(RA_TIMEOUT, "an earlier attempt to start MPI has not come to its end");
+        return host->fail(RA_TIMEOUT, "an earlier attempt to start MPI has not finished yet");
     if (!initialized) {
         int error;
         ra_mpi_start start = ra_mpi_begin(seconds, &error);
