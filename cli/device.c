@@ -15,11 +15,11 @@ static ra_status run(ra_plan *plan, pass_args args) {
 }
 
 /* The device's own clock, so that neither the call nor the wait for its end counts. */
-static ra_status run_on_gpu(ra_plan *plan, pass_args args, double *seconds) {
+static ra_status run_on_gpu(ra_plan *plan, void *stream, pass_args args, double *seconds) {
     void *start = NULL, *end = NULL;
-    ra_status status = ra_cuda_mark(NULL, &start);
+    ra_status status = ra_cuda_mark(stream, &start);
     if (status == RA_OK) status = run(plan, args);
-    if (status == RA_OK) status = ra_cuda_mark(NULL, &end);
+    if (status == RA_OK) status = ra_cuda_mark(stream, &end);
     if (status == RA_OK) status = ra_cuda_between(start, end, seconds);
     ra_cuda_forget(start);
     ra_cuda_forget(end);
@@ -27,7 +27,7 @@ static ra_status run_on_gpu(ra_plan *plan, pass_args args, double *seconds) {
 }
 
 static ra_status run_timed(ra_plan *plan, const shard *s, pass_args args, double *seconds) {
-    if (s->desc->device == RA_DEVICE_CUDA) return run_on_gpu(plan, args, seconds);
+    if (s->desc->device == RA_DEVICE_CUDA) return run_on_gpu(plan, s->stream, args, seconds);
     double start = now();
     RA_TRY(run(plan, args));
     *seconds = now() - start;

@@ -41,6 +41,7 @@ ra_status shard_alloc(shard *s, tensor_id id) {
     if (!ra_mul(rows, heads, &bytes) || !ra_mul(bytes, dim, &bytes) || !ra_mul(bytes, s->desc->batch, &bytes) ||
         !ra_mul(bytes, (int64_t)ra_dtype_size(tensor_dtype(s->desc, id)), &bytes))
         return ra_fail(RA_NOMEM, "a tensor of rank %d is too large for 64-bit sizes", s->rank);
+    if (on_device(s) && s->ranks > 1 && !s->stream) RA_TRY(ra_cuda_open_stream(&s->stream));
     if (on_device(s)) RA_TRY(ra_cuda_alloc(bytes, &t->buffer));
     else t->buffer = ra_alloc(bytes);
     if (!t->buffer) return ra_fail(RA_NOMEM, "rank %d has no memory for a tensor of %lld bytes", s->rank, (long long)bytes);
@@ -65,6 +66,8 @@ void shard_free(shard *s) {
         s->memory.in_use -= s->t[id].bytes;
         s->t[id] = (shard_tensor){0};
     }
+    ra_cuda_close_stream(s->stream);
+    s->stream = NULL;
     ra_sentence_restore(&kept);
 }
 
@@ -78,16 +81,16 @@ static ra_status host_side(const shard *s, tensor_id id, bool filled, char **hos
     if (!*host)
         return ra_fail(RA_NOMEM, "rank %d has no memory to copy a tensor of %lld bytes", s->rank, (long long)s->t[id].bytes);
     if (!filled) return RA_OK;
-    ra_status status = ra_cuda_copy(*host, s->t[id].buffer, s->t[id].bytes, NULL);
-    if (status == RA_OK) status = ra_cuda_synchronize(NULL);
+    ra_status status = ra_cuda_copy(*host, s->t[id].buffer, s->t[id].bytes, s->stream);
+    if (status == RA_OK) status = ra_cuda_synchronize(s->stream);
     if (status != RA_OK) ra_free(*host, s->t[id].bytes);
     return status;
 }
 
 static ra_status hand_back(const shard *s, tensor_id id, bool changed, char *host) {
     if (!on_device(s)) return RA_OK;
-    ra_status status = changed ? ra_cuda_copy(s->t[id].buffer, host, s->t[id].bytes, NULL) : RA_OK;
-    if (status == RA_OK) status = ra_cuda_synchronize(NULL);
+    ra_status status = changed ? ra_cuda_copy(s->t[id].buffer, host, s->t[id].bytes, s->stream) : RA_OK;
+    if (status == RA_OK) status = ra_cuda_synchronize(s->stream);
     ra_free(host, s->t[id].bytes);
     return status;
 }
@@ -204,7 +207,8 @@ ra_status shard_store(const shard *s, tensor_id id, void *array, ra_dtype dtype)
 /* --------------------------------------------------------------------------------------------------------- arguments */
 
 ra_forward_args shard_forward_args(const shard *s) {
-    return (ra_forward_args){.q = s->t[T_Q].tensor,
+    return (ra_forward_args){.stream = s->stream,
+                             .q = s->t[T_Q].tensor,
                              .k = s->t[T_K].tensor,
                              .v = s->t[T_V].tensor,
                              .out = s->t[T_OUT].tensor,
@@ -212,7 +216,8 @@ ra_forward_args shard_forward_args(const shard *s) {
 }
 
 ra_backward_args shard_backward_args(const shard *s) {
-    return (ra_backward_args){.q = s->t[T_Q].tensor,
+    return (ra_backward_args){.stream = s->stream,
+                              .q = s->t[T_Q].tensor,
                               .k = s->t[T_K].tensor,
                               .v = s->t[T_V].tensor,
                               .out = s->t[T_OUT].tensor,

@@ -24,6 +24,7 @@ typedef struct shard {
     int rank, ranks;
     ra_shard queries, keys; /* global rows */
     shard_memory memory;
+    void *stream; /* CUDA: of one of several ranks, opened with its first tensor */
     shard_tensor t[TENSOR_COUNT];
 } shard;
 
@@ -49,8 +50,6 @@ bool shard_place(shard *s, tensor_id id, void *array);
 /* Copies the rank's rows out of, and into, a global array of any dtype. */
 ra_status shard_load(shard *s, tensor_id id, const void *array, ra_dtype dtype);
 ra_status shard_store(const shard *s, tensor_id id, void *array, ra_dtype dtype);
-
-/* Waits until what was enqueued for these tensors is done (CUDA; elsewhere it is done already). */
 
 /* The arguments of the library's calls. */
 ra_forward_args shard_forward_args(const shard *s);

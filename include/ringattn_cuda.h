@@ -5,9 +5,14 @@
  * needs it; without it, or without a usable GPU, calls return RA_NOT_AVAILABLE and ra_last_error() says why. Every call
  * concerns the calling thread's current device.
  *
- * ra_forward and ra_backward enqueue their work on the stream and return. They never wait, and allocate only in the first call
+ * ra_forward and ra_backward enqueue their work on the stream and return. At one rank they never wait, and they allocate only in the first call
  * of each and when a further stream or a capture needs a workspace of its own. Calls on several streams may overlap. At one
  * rank a call can be captured into a graph, which then keeps the call's workspace for as long as the process lives.
+ *
+ * Over several ranks a call returns when its ranks have met for the last time, while the device may still compute. Ranks of one
+ * process (ra_comm_threads) copy straight from each other's workspaces, and each needs a stream of its own: the same for two of
+ * them is RA_INVALID. Over any other transport messages are staged in pinned host memory, as many bytes as the messages take in
+ * the workspace. Results of a call that fails become NaN, in order with the stream.
  */
 #ifndef RINGATTN_CUDA_H
 #define RINGATTN_CUDA_H
@@ -34,6 +39,10 @@ RA_API ra_status ra_cuda_alloc(int64_t bytes, void **memory);
 RA_API void ra_cuda_free(void *memory);
 /* Copies to, from or within device memory, in order with the stream (NULL: the default stream). */
 RA_API ra_status ra_cuda_copy(void *to, const void *from, int64_t bytes, void *stream);
+/* A stream of its own, in order with no other; ranks of one process need one each. Closing it does not wait for its work, and
+ * is safe for NULL. */
+RA_API ra_status ra_cuda_open_stream(void **stream);
+RA_API void ra_cuda_close_stream(void *stream);
 /* Waits for all work on the stream. */
 RA_API ra_status ra_cuda_synchronize(void *stream);
 

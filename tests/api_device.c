@@ -38,17 +38,39 @@ static ra_attention_desc on_gpu(void) {
     return desc;
 }
 
-static void a_ring_of_gpus_is_refused_before_anything_is_planned(void **state) {
+static void a_ring_of_gpus_is_planned(void **state) {
     (void)state;
     need_cuda();
     const ra_attention_desc desc = on_gpu();
-    ra_rank_summary summary = {.struct_size = sizeof summary};
-    assert_int_equal(ra_plan_summary(&desc, 0, 1, &summary), RA_OK);
-    assert_int_equal(ra_plan_summary(&desc, 0, 2, &summary), RA_NOT_AVAILABLE);
-    assert_non_null(strstr(ra_last_error(), "a ring of GPUs"));
+    ra_rank_summary alone = {.struct_size = sizeof alone}, summary = alone;
+    assert_int_equal(ra_plan_summary(&desc, 0, 1, &alone), RA_OK);
+    assert_int_equal(ra_plan_summary(&desc, 0, 2, &summary), RA_OK);
+    assert_true(summary.rows_q == alone.rows_q / 2);
+    assert_true(summary.workspace_bytes > 0);
+}
+
+static void make_zeros(void *ctx, bool value, int64_t batch, int64_t key, int64_t head, void *row) {
+    (void)ctx, (void)value, (void)batch, (void)key, (void)head;
+    memset(row, 0, 16 * sizeof(float));
+}
+
+static void a_rank_played_alone_is_refused_on_a_gpu(void **state) {
+    (void)state;
+    need_cuda();
+    const ra_attention_desc desc = on_gpu();
+    const ra_solo_ops ops = {.struct_size = sizeof ops, .make_row = make_zeros};
+    ra_comm *comm = NULL;
+    ra_plan *plan = NULL;
+    assert_int_equal(ra_comm_solo(0, 2, &ops, &comm), RA_OK);
+    assert_int_equal(ra_plan_create(comm, &desc, &plan), RA_NOT_AVAILABLE);
+    assert_non_null(strstr(ra_last_error(), "a rank that runs alone (ra_comm_solo) computes on the CPU"));
+    ra_comm_destroy(comm);
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(a_ring_of_gpus_is_refused_before_anything_is_planned)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_ring_of_gpus_is_planned),
+        cmocka_unit_test(a_rank_played_alone_is_refused_on_a_gpu),
+    };
     return cmocka_run_group_tests_name("device", tests, find_stand_in, NULL);
 }

@@ -1,4 +1,5 @@
 """Under mpirun the same command runs as one rank of p: the bits of threads, one voice, no output after a failure."""
+import glob
 import json
 import os
 import re
@@ -25,10 +26,10 @@ def found():
     return [m["implementation"] for m in value["mpi"] if m["available"] and shutil.which("mpirun." + m["implementation"])]
 
 
-def launch(mpi, ranks, *args, more=(), timeout=120):
+def launch(mpi, ranks, *args, more=(), timeout=120, variables=None):
     return subprocess.run(["mpirun." + mpi, *more, "-n", str(ranks), kit.RINGATTN, *map(str, args)], capture_output=True,
                           text=True,
-                          timeout=timeout, env=ENVIRONMENT)
+                          timeout=timeout, env={**ENVIRONMENT, **(variables or {})})
 
 
 class UnderALauncher(kit.Case):
@@ -63,6 +64,24 @@ class UnderALauncher(kit.Case):
                     for name in ("dq", "dk", "dv"):
                         self.assertEqual(mine[name].tobytes(), theirs[name].tobytes(), name)
                     self.assertEqual(len(self.files()), len(self.before) + 6, self.files())
+
+    def test_gpus_of_several_processes_give_the_bits_of_one_process(self):
+        """On the stand-in for a GPU: messages that are staged over MPI, and threads that copy from each other."""
+        build, modules = os.environ.get("RA_BUILD", "build"), self.path("modules")
+        os.mkdir(modules)
+        for module in glob.glob(os.path.join(build, "ringattn_mpi_*.so")) + [f"{build}/tests/stand_in/libringattn_cuda.so"]:
+            os.symlink(os.path.abspath(module), os.path.join(modules, os.path.basename(module)))
+        variables = {"RINGATTN_MODULE_PATH": modules}
+        options = ["--device", "cuda", "--causal", "--layout", "zigzag", "--schedule", "ring", "--bucket", 16,
+                   "--dout", self.path("dout.npy")]
+        for mpi in self.mpis:
+            for where in ("m", "t"):
+                outputs = [part for n in ("dq", "dk", "dv", "out") for part in ("--" + n, self.path(f"{where}{n}.npy"))]
+                done = (launch(mpi, 3, "grad", *self.inputs, *options, *outputs, variables=variables) if where == "m" else
+                        kit.run("grad", *self.inputs, *options, *outputs, "--ring-size", 3, env={**os.environ, **variables}))
+                self.assertEqual(done.returncode, 0, done.stderr)
+            for name in ("dq", "dk", "dv", "out"):
+                self.assertEqual(self.load(f"m{name}.npy").tobytes(), self.load(f"t{name}.npy").tobytes(), (mpi, name))
 
     def test_verify_and_bench_run_and_one_rank_speaks(self):
         for mpi in self.mpis:

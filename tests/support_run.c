@@ -165,6 +165,13 @@ typedef struct run_job {
     rank_job *ranks;
 } run_job;
 
+/* Ranks of one process need streams of their own. */
+static void *stream_of(const test_case *c, int rank) {
+    static char streams[64];
+    assert_true(rank < (int)sizeof streams);
+    return c->desc.device == RA_DEVICE_CUDA && c->ranks > 1 ? &streams[rank] : NULL;
+}
+
 static ra_status run_rank(run_job *run, int rank) {
     const test_case *c = run->c;
     const ra_attention_desc *desc = &c->desc;
@@ -182,6 +189,7 @@ static ra_status run_rank(run_job *run, int rank) {
     int64_t sent = traffic->sent;
     ra_forward_args forward = {
         .q = job->q.tensor, .k = job->k.tensor, .v = job->v.tensor, .out = job->out.tensor, .lse = job->lse.tensor};
+    forward.stream = stream_of(c, rank);
     status = ra_forward(plan, &forward);
     measured->bytes_sent = traffic->sent - sent;
     run->result->forward[rank].struct_size = run->result->backward[rank].struct_size = sizeof(ra_stats_data);
@@ -198,11 +206,12 @@ static ra_status run_rank(run_job *run, int rank) {
                                      .dk = job->dk.tensor,
                                      .dv = job->dv.tensor};
         if (c->dlse) backward.dlse = job->dlse.tensor;
+        backward.stream = forward.stream;
         status = ra_backward(plan, &backward);
         measured->bytes_sent_backward = traffic->sent - sent;
         if (status == RA_OK) status = ra_stats(plan, &run->result->backward[rank]);
     }
-    if (desc->device == RA_DEVICE_CUDA && status == RA_OK) status = ra_cuda_synchronize(NULL);
+    if (desc->device == RA_DEVICE_CUDA && status == RA_OK) status = ra_cuda_synchronize(forward.stream);
     ra_plan_destroy(plan);
     return status;
 }

@@ -1,15 +1,22 @@
 /* The kill matrix over threads: a rank of a real ring, forward and backward, stops or fails at each of its messages; all others
- * return in time and name it. (Processes under MPI: tests/mpi.) */
+ * return in time and name it. (Processes under MPI: tests/mpi.) The same on the stand-in GPU over both lanes, where results of
+ * the call that failed must be no numbers. */
+#include <math.h>
+
 #include "support.h"
 #include "transport_group.h"
 
-#include "ring/comm.h"
+#include "ring/lane.h"
+#include "ringattn_cuda.h"
 
 static const double timeout = 0.3 * PATIENCE;
 
 enum { N = 24, HEADS = 2, DIM = 8 };
 
+typedef enum trial_place { ON_CPU, STAGED, DIRECT } trial_place; /* and on the GPU the lane */
+
 typedef struct trial {
+    trial_place place;
     int ranks, victim;
     int64_t nth;
     bool backward; /* the fault comes in the backward pass */
@@ -23,8 +30,26 @@ static void fill(float *values, int64_t count, int seed) {
     for (int64_t i = 0; i < count; i++) values[i] = (float)((i * 37 + seed * 11) % 17 - 8) / 8;
 }
 
+/* One of the calls. On the GPU, results of a call that failed are NaN as soon as its stream has come to that. (A call that
+ * never began leaves them as they are.) */
+static ra_status call(trial_place place, ra_plan *plan, const ra_forward_args *forward, const ra_backward_args *backward,
+                      int64_t n) {
+    const ra_tensor results[] = {backward ? backward->dq : forward->out, backward ? backward->dk : forward->out,
+                                 backward ? backward->dv : forward->out};
+    for (int i = 0; i < 3; i++)
+        for (int64_t j = 0; j < n; j++) ((float *)results[i].data)[j] = NAN;
+    const ra_status status = backward ? ra_backward(plan, backward) : ra_forward(plan, forward);
+    if (place == ON_CPU) return status;
+    const ra_status waited = ra_cuda_synchronize(backward ? backward->stream : forward->stream);
+    if (status == RA_OK) return waited;
+    for (int i = 0; i < 3; i++)
+        for (int64_t j = 0; j < n; j++)
+            if (!isnan(((float *)results[i].data)[j])) return RA_INTERNAL;
+    return status;
+}
+
 /* Plan, forward, backward; the rank that is to fail gets its fault just before the pass. */
-static ra_status work(const trial *t, int rank) {
+static ra_status work(trial *t, int rank) {
     ra_comm *comm = t->comms[rank];
     ra_attention_desc desc;
     ra_shard rows;
@@ -36,6 +61,7 @@ static ra_status work(const trial *t, int rank) {
     desc.bucket = N / 2;
     desc.schedule = RA_SCHEDULE_RING;
     desc.threads = 1;
+    desc.device = t->place == ON_CPU ? RA_DEVICE_CPU : RA_DEVICE_CUDA;
     ra_status status = ra_plan_create(comm, &desc, &plan);
     if (status == RA_OK) status = ra_shard_rows(&desc, rank, t->ranks, &rows, NULL);
     if (status != RA_OK) return status;
@@ -48,7 +74,9 @@ static ra_status work(const trial *t, int rank) {
     }
     ra_forward_args forward = {
         .q = tensors[0], .k = tensors[1], .v = tensors[2], .out = tensors[3], .lse = ra_tensor_lse(lse, rows.count, HEADS)};
-    ra_backward_args backward = {.q = tensors[0],
+    forward.stream = &t->runs[rank];
+    ra_backward_args backward = {.stream = forward.stream,
+                                 .q = tensors[0],
                                  .k = tensors[1],
                                  .v = tensors[2],
                                  .out = tensors[3],
@@ -59,11 +87,12 @@ static ra_status work(const trial *t, int rank) {
                                  .dv = tensors[7]};
     ra_fault fault = {.kind = t->kind, .sends = true, .nth = t->nth, .status = RA_DEVICE};
     if (rank == t->victim && !t->backward) ra_fault_set(t->g.faults[rank], &fault);
-    status = ra_forward(plan, &forward);
+    const int64_t numbers = rows.count * HEADS * DIM;
+    status = call(t->place, plan, &forward, NULL, numbers);
     if (rank == t->victim && t->backward && status == RA_OK) ra_fault_set(t->g.faults[rank], &fault);
-    if (status == RA_OK) status = ra_backward(plan, &backward);
-    for (int more = 0; more < 3 && status == RA_OK; more++)
-        status = ra_forward(plan, &forward); /* whoever was fast meets it here */
+    if (status == RA_OK) status = call(t->place, plan, NULL, &backward, numbers);
+    for (int more = 0; more < 3 && status == RA_OK; more++) /* whoever was fast meets it here */
+        status = call(t->place, plan, &forward, NULL, numbers);
     ra_plan_destroy(plan);
     for (int i = 0; i < 8; i++) free(arrays[i]);
     free(lse);
@@ -71,8 +100,8 @@ static ra_status work(const trial *t, int rank) {
 }
 
 static void body(rank_run *run) {
-    const trial *t = run->arg;
-    ra_status status = work(t, run->rank);
+    ra_status status = work(run->arg, run->rank);
+    EXPECT(run, status != RA_INTERNAL);                                     /* plausible results of a failed call */
     note_failure(run, status == RA_OK ? RA_OK : ra_link_status(run->link)); /* the sentence, whatever came after it */
 }
 
@@ -87,6 +116,7 @@ static void trial_start(trial *t) {
         assert_int_equal(ra_comm_from_link(t->g.links[rank], &t->comms[rank]), RA_OK);
         assert_int_equal(ra_comm_set_timeout(t->comms[rank], timeout, 10), RA_OK);
     }
+    if (t->place == DIRECT) assert_int_equal(ra_together_create(t->comms, t->ranks), RA_OK);
     start_ranks(&t->g, t->runs, body, t);
 }
 
@@ -95,29 +125,32 @@ static void trial_judge(const trial *t) {
     snprintf(name, sizeof name, "rank %d ", t->victim);
     for (int rank = 0; rank < t->ranks; rank++) {
         const rank_run *run = &t->runs[rank];
+        if (run->complaint[0]) fail_msg("%s", run->complaint);
         bool stopped = t->kind == RA_FAULT_STOP;
         if (rank == t->victim && stopped) continue;
         bool phased = strstr(run->sentence, "forward, step ") || strstr(run->sentence, "backward, step ");
         if (run->status != (stopped ? RA_TIMEOUT : RA_DEVICE) || !strstr(run->sentence, name) || !phased ||
-            run->seconds > (stopped ? timeout + 1 : 1) + 0.5) {
-            fail_msg("%d ranks, rank %d %s at send %lld of %s: rank %d returned %s after %.2f s: %s", t->ranks, t->victim,
+            run->seconds > (stopped ? timeout + 1 : 1) + 0.5 * PATIENCE) {
+            fail_msg("%s, %d ranks, rank %d %s at send %lld of %s: rank %d returned %s after %.2f s: %s",
+                     ((const char *[]){"CPU", "staged", "direct"})[t->place], t->ranks, t->victim,
                      stopped ? "stopped" : "failed", (long long)t->nth, t->backward ? "backward" : "forward", rank,
                      ra_status_name(run->status), run->seconds, run->sentence);
         }
     }
 }
 
-static void a_rank_that_stops_or_fails_at_any_message_of_forward_or_backward_is_named_by_all_survivors(void **state) {
-    (void)state;
+static void stop_and_fail(trial_place place, int most_ranks) {
     enum { MOST = 256, AT_ONCE = 16 };
     static trial trials[MOST];
     int count = 0, stops = 0;
-    for (int ranks = 2; ranks <= 4; ranks++)
+    for (int ranks = 2; ranks <= most_ranks; ranks++)
         for (int victim = 0; victim < ranks; victim++)
-            for (int64_t nth = 0; nth < 2 * (ranks - 1); nth++) /* two buckets, as many hops as others */
+            /* two buckets, as many hops as others; a receipt for each message on a direct lane */
+            for (int64_t nth = 0; nth < (place == DIRECT ? 4 : 2) * (ranks - 1); nth++)
                 for (int kind = 0; kind < 2; kind++)
                     for (int backward = 0; backward < 2; backward++)
-                        trials[count++] = (trial){.ranks = ranks,
+                        trials[count++] = (trial){.place = place,
+                                                  .ranks = ranks,
                                                   .victim = victim,
                                                   .nth = nth,
                                                   .backward = backward != 0,
@@ -136,9 +169,22 @@ static void a_rank_that_stops_or_fails_at_any_message_of_forward_or_backward_is_
     print_message("%d ranks stopped, %d failed: no survivor hangs, all name the right rank\n", stops, count - stops);
 }
 
+static void a_rank_that_stops_or_fails_at_any_message_of_forward_or_backward_is_named_by_all_survivors(void **state) {
+    (void)state;
+    stop_and_fail(ON_CPU, 4);
+}
+
+static void so_is_a_rank_of_a_ring_of_gpus_and_results_are_no_numbers(void **state) {
+    (void)state;
+    setenv("RINGATTN_MODULE_PATH", STAND_IN, 1);
+    stop_and_fail(STAGED, 3);
+    stop_and_fail(DIRECT, 3);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_rank_that_stops_or_fails_at_any_message_of_forward_or_backward_is_named_by_all_survivors),
+        cmocka_unit_test(so_is_a_rank_of_a_ring_of_gpus_and_results_are_no_numbers),
     };
     return cmocka_run_group_tests_name("transport_ring", tests, NULL, NULL);
 }

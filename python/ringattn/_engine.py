@@ -47,6 +47,11 @@ class Communicator:
             self._reused += 1
             return self._plan
         self._drop_plan()
+        if self.ranks > 1 and problem.shape.device == _lib.CUDA:
+            raise _lib.RingattnError(
+                "a ring of GPUs is not available from Python in this version: CUDA tensors need one rank (no group)",
+                "RA_NOT_AVAILABLE",
+            )
         self.set_timeouts(problem.options)
         desc = problem.desc
         if seed or ranges is not None:

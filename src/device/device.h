@@ -77,8 +77,6 @@ struct ra_device_ops {
     ra_device kind;
     const char *name; /* "CPU", "GPU" */
 
-    /* Why it cannot work over so many ranks; NULL: it can. Asked when a plan is made. */
-    const char *(*unsupported)(int ranks);
     /* Rows of a bucket that suit it; 0: as the plan sees fit. */
     int64_t usual_bucket;
     bool by_workers; /* computes on the threads of ra_queue.workers */

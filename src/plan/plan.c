@@ -41,9 +41,6 @@ static ra_status make_route(ra_plan *plan, int rank, int ranks) {
     plan->schedule = choice.schedule;
     snprintf(plan->reason, sizeof plan->reason, "%s", choice.reason);
     plan->threads = ra_default_threads(c, ranks);
-    const ra_device_ops *device = ra_device_of(c->device);
-    const char *lacks = device ? device->unsupported(ranks) : NULL;
-    if (lacks) return ra_fail(RA_NOT_AVAILABLE, "%s", lacks);
     for (int64_t bucket = choice.bucket;; bucket = ra_max(1, bucket / 2)) { /* 0: all at once */
         RA_TRY(ra_route_create(&plan->arena, c, rank, ranks, bucket, &plan->route));
         RA_TRY(ra_view_create(&plan->arena, &plan->route, rank, &plan->view));

@@ -33,6 +33,11 @@ typedef struct ra_workspace {
     int64_t total;
 } ra_workspace;
 
+/* Bytes of the messages in it. */
+static inline int64_t ra_frames_bytes(const ra_workspace *w) {
+    return w->total - ra_round_up(w->state, 64) - ra_round_up(w->scratch, 64);
+}
+
 /* Integers, and the kernel that they were worked out for. */
 struct ra_plan {
     ra_arena arena;

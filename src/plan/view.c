@@ -102,11 +102,12 @@ int ra_default_threads(const ra_config *c, int ranks) {
 
 ra_pass_shape ra_shape_of(const ra_config *c, const ra_view *view, const ra_problem *problem, const ra_kernel *kernel,
                           bool backward) {
+    const bool single = backward ? view->single_backward : view->single;
     return (ra_pass_shape){.problem = problem,
                            .rows_k = view->rows_k,
                            .used_q = &view->used_q,
                            .used_k = &view->used_k,
-                           .single = backward ? view->single_backward : view->single,
+                           .single = single && (!kernel->device->fills || view->own_count == 0),
                            .direct = kernel->direct,
                            .travels = ra_merges(c, view->ranks)};
 }

@@ -9,7 +9,7 @@
 #include "core/fields.h"
 #include "core/status.h"
 #include "ring/agree.h"
-#include "ring/call.h"
+#include "ring/lane.h"
 
 static void free_entry(ra_entry *entry) {
     ra_plan_clear(&entry->plan);
@@ -56,7 +56,11 @@ static void make_room(ra_entry *entry) {
     ra_messages *lists[] = {&entry->held, &entry->coming, &entry->previous, &entry->home};
     for (int i = 0; i < 4; i++) ra_messages_create(&entry->arena, view->own, view->own_count, lists[i]);
     entry->items = ra_arena_take(&entry->arena, view->local_items + view->bounds.step_items + 1, sizeof(ra_item));
-    entry->transfers = ra_arena_take(&entry->arena, view->bounds.transfers + 4, sizeof(ra_transfer));
+    const int64_t messages = view->bounds.transfers + 4;
+    entry->transfers = ra_arena_take(&entry->arena, messages, sizeof(ra_transfer));
+    if (!entry->plan.kernel->device->copies || view->ranks == 1) return;
+    entry->parcels = ra_arena_take(&entry->arena, messages, sizeof(ra_parcel));
+    entry->receipts = ra_arena_take(&entry->arena, messages, sizeof(ra_transfer));
 }
 
 static ra_status make_entry(ra_comm *comm, const ra_attention_desc *desc, const char *key, int64_t key_bytes,
@@ -109,6 +113,9 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     RA_TRY(ra_comm_usable(comm));
     if (ra_link_is_solo(comm->link) && desc && desc->query_placement == RA_REPLICATED)
         return ra_fail(RA_NOT_AVAILABLE, "a rank that runs alone (ra_comm_solo) needs query_placement sharded");
+    const ra_device_ops *device = desc ? ra_device_of(desc->device) : NULL;
+    if (ra_link_is_solo(comm->link) && device && device->copies)
+        return ra_fail(RA_NOT_AVAILABLE, "a rank that runs alone (ra_comm_solo) computes on the CPU, not on a %s", device->name);
     ra_arena arena = {0};
     ra_config config = {0};
     char *key = NULL;

@@ -3,6 +3,7 @@
 #include "core/alloc.h"
 #include "core/log.h"
 #include "core/status.h"
+#include "ring/lane.h"
 #include "ring/solo.h"
 
 /* Tells the tracer, if there is one, about a stretch that ends now. */
@@ -27,7 +28,9 @@ ra_status ra_call_reserve(ra_entry *entry) {
     const ra_device_ops *device = entry->plan.kernel->device;
     if (!device->memory) return RA_OK;
     ra_pool *pool = pool_of(entry->comm, device);
-    return pool ? ra_pool_reserve(pool, entry->plan.forward.total) : ra_fail(RA_NOMEM, "no memory for a pool");
+    if (!pool) return ra_fail(RA_NOMEM, "no memory for a pool");
+    RA_TRY(ra_pool_reserve(pool, entry->plan.forward.total));
+    return ra_lane_reserve(entry->comm, device->copies, &entry->plan);
 }
 
 /* Nobody wants what is computed after the link broke, and a step can take longer than the time in which a lost rank must be
@@ -48,9 +51,13 @@ ra_status ra_call_begin(ra_call *call, ra_entry *entry, const char *phase, int64
     RA_TRY(ra_comm_usable(comm));
     ra_link_begin(comm->link, phase, &(ra_subject){entry->digest, entry->key, entry->shared_bytes});
     void *block = NULL;
+    ra_status status = RA_OK;
     call->pool = pool_of(comm, device);
-    ra_status status = call->pool ? ra_pool_take_for(call->pool, workspace_bytes, device->owner(&call->queue), &block)
-                                  : ra_fail(RA_NOMEM, "no memory for a pool");
+    if (comm->ranks > 1 && device->recording(&call->queue))
+        status = ra_fail(RA_NOT_AVAILABLE,
+                         "a call of several ranks cannot be captured into a graph: they meet while it is made");
+    else if (!call->pool) status = ra_fail(RA_NOMEM, "no memory for a pool");
+    else status = ra_pool_take_for(call->pool, workspace_bytes, device->owner(&call->queue), &block);
     if (status == RA_OK && device->by_workers) status = ra_comm_workers(comm, entry->plan.threads);
     call->queue.workers = comm->workers;
     call->workspace = block;
@@ -72,6 +79,7 @@ ra_status ra_call_end(ra_call *call, ra_status status) {
         ra_link_abort(comm->link, status, ra_last_error());
         reusable = ra_link_cancel(comm->link, call->entry->transfers, call->transfer_count);
     }
+    if (call->lane) reusable = ra_lane_end(call, status, reusable);
     if (call->device->recording(&call->queue)) reusable = false; /* the workspace belongs to the recording from now on */
     if (call->workspace && reusable) ra_pool_give(call->pool, call->workspace);
     ra_link_counts now = ra_link_read(comm->link);
@@ -98,6 +106,7 @@ static ra_transfer *next_transfer(ra_call *call) {
 
 static ra_status receive(ra_call *call, int peer, char *frame, int64_t payload, const ra_maker *maker) {
     ra_comm *comm = call->comm;
+    if (call->lane) return ra_lane_recv(call, peer, frame, payload, maker);
     return ra_link_recv_or_make(comm->link, peer, comm->received[peer]++, call->step, frame, payload, maker,
                                 next_transfer(call));
 }
@@ -113,6 +122,7 @@ ra_status ra_call_recv_kv(ra_call *call, int peer, char *frame, int64_t payload,
 
 ra_status ra_call_send(ra_call *call, int peer, char *frame, int64_t payload) {
     ra_comm *comm = call->comm;
+    if (call->lane) return ra_lane_send(call, peer, frame, payload);
     return ra_link_send(comm->link, peer, comm->sent[peer]++, call->step, frame, payload, next_transfer(call));
 }
 
@@ -120,7 +130,8 @@ ra_status ra_call_wait(ra_call *call) {
     if (call->transfer_count == 0) return RA_OK;
     ra_transfer *transfers = call->entry->transfers;
     double begin = ra_seconds();
-    RA_TRY(ra_link_wait(call->comm->link, transfers, call->transfer_count, call->phase));
+    RA_TRY(call->lane ? call->lane->ops->wait(call)
+                      : ra_link_wait(call->comm->link, transfers, call->transfer_count, call->phase));
     trace(call, RA_WAIT, -1, 0, begin);
     for (int64_t i = 0; i < call->transfer_count; i++)
         trace(call, transfers[i].receiving ? RA_RECEIVE : RA_SEND, transfers[i].peer, transfers[i].payload, call->posted);

@@ -6,6 +6,8 @@
 #include "device/device.h"
 #include "ring/cache.h"
 
+typedef struct ra_parcel ra_parcel; /* lane.h */
+
 typedef struct ra_call {
     ra_entry *entry;
     const ra_plan *plan; /* of the entry */
@@ -16,6 +18,9 @@ typedef struct ra_call {
     ra_pool *pool;
     char *workspace; /* from the pool */
     int64_t carved;  /* bytes of it */
+    ra_lane *lane;   /* NULL: the link reaches the workspace */
+    char *frames;    /* where there is a lane: the messages in the workspace, */
+    char *staging;   /* and their twins (lane_staged.c) */
     int64_t step;
     int64_t transfer_count; /* posted in this step, */
     double posted;          /* the first of them at this time */

@@ -6,7 +6,7 @@
 #include "core/alloc.h"
 #include "core/status.h"
 #include "geometry/config.h"
-#include "ring/cache.h"
+#include "ring/lane.h"
 
 #define MOST_THREADS 512 /* ranks of one process: 1.5 GB, and seconds for them to meet */
 
@@ -100,6 +100,7 @@ ra_status ra_comm_threads(int ranks, ra_comm **comms) {
             break;
         }
     }
+    if (status == RA_OK) status = ra_together_create(comms, ranks);
     for (int i = 0; status != RA_OK && i < made; i++) {
         ra_comm_destroy(comms[i]);
         comms[i] = NULL;
@@ -187,6 +188,7 @@ void ra_comm_destroy(ra_comm *comm) {
     if (comm->sent) ra_free(comm->sent, tag_bytes(comm));
     if (comm->received) ra_free(comm->received, tag_bytes(comm));
     ra_link_destroy(comm->link);
+    ra_lane_leave(comm);
     ra_pool_destroy(comm->pool);
     ra_pool_destroy(comm->device_pool);
     ra_free(comm, sizeof *comm);

@@ -2,6 +2,7 @@
 #include "ring/pass.h"
 
 #include "core/status.h"
+#include "ring/lane.h"
 
 ra_status ra_pass_compute(ra_pass *pass, bool last) {
     ra_call *call = &pass->call;
@@ -26,6 +27,8 @@ static ra_status begin(ra_pass *pass, ra_plan *plan, const char *phase, const ra
     RA_TRY(ra_call_begin(call, ra_entry_of(plan), phase, w->total, stream));
     *state = ra_call_carve(call, w->state);
     *scratch = ra_call_carve(call, w->scratch);
+    const ra_status status = ra_lane_begin(call, ra_frames_bytes(w));
+    if (status != RA_OK) return ra_call_end(call, status);
     for (int i = 0; i < 2; i++) pass->kv[i] = carve_frames(call, w->kv[i]);
     for (int i = 0; i < 2; i++) pass->grads[i] = carve_frames(call, w->grad[i]);
     pass->grads_in = carve_frames(call, w->grad_in);
@@ -37,6 +40,16 @@ static ra_status walk(ra_pass *pass) {
     const ra_plan *plan = pass->call.plan;
     if (ra_merges(&plan->config, plan->view.ranks)) return ra_merge(pass);
     return plan->schedule == RA_SCHEDULE_GATHER ? ra_gather(pass) : ra_walk_rounds(pass);
+}
+
+/* The device goes on with what it was given, and nobody may take what comes of that for a result. */
+static void spoil(const ra_pass *pass) {
+    const ra_device_ops *device = pass->call.device;
+    if (pass->call.comm->ranks == 1 || !device->forward_spoil) return;
+    const ra_sentence kept = ra_sentence_keep();
+    if (pass->forward) device->forward_spoil(pass->forward);
+    else device->backward_spoil(pass->backward);
+    ra_sentence_restore(&kept);
 }
 
 ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
@@ -56,6 +69,7 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
     ra_status status = device->forward_begin(&forward, call->entry->items, call->item_count);
     if (status == RA_OK) status = walk(&pass);
     if (status == RA_OK) status = device->forward_end(&forward);
+    if (status != RA_OK) spoil(&pass);
     return ra_call_end(call, status);
 }
 
@@ -83,5 +97,6 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
     ra_status status = device->backward_begin(&backward, call->entry->items, call->item_count);
     if (status == RA_OK) status = walk(&pass);
     if (status == RA_OK) status = device->backward_end(&backward);
+    if (status != RA_OK) spoil(&pass);
     return ra_call_end(call, status);
 }

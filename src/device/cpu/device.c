@@ -7,11 +7,6 @@
 #include "device/rows.h"
 #include "device/state.h"
 
-static const char *unsupported(int ranks) {
-    (void)ranks;
-    return NULL;
-}
-
 static ra_status zero(const ra_queue *queue, void *memory, int64_t bytes) {
     (void)queue;
     memset(memory, 0, (size_t)bytes);
@@ -58,7 +53,6 @@ static ra_status forward_end(ra_forward_pass *pass) {
 const ra_device_ops ra_cpu_device = {
     .kind = RA_DEVICE_CPU,
     .name = "CPU",
-    .unsupported = unsupported,
     .by_workers = true,
     .zero = zero,
     .owner = owner,

@@ -1,11 +1,7 @@
-/* A GPU as a device, as far as its kernels go: one rank. */
+/* A GPU as a device. Its work is enqueued, and all of its memory is its own. */
 #include "core/status.h"
 #include "device/cuda/loader.h"
 #include "device/state.h"
-
-static const char *unsupported(int ranks) {
-    return ranks > 1 ? "a ring of GPUs is not available in this version: device cuda is for one rank" : NULL;
-}
 
 /* Work of a device runs on after the call, so that its workspace is its stream's until then. */
 static const void *owner(const ra_queue *queue) {
@@ -135,7 +131,6 @@ static const ra_copy_ops copies = {
 const ra_device_ops ra_cuda_device_ops = {
     .kind = RA_DEVICE_CUDA,
     .name = "GPU",
-    .unsupported = unsupported,
     .usual_bucket = 8192,
     .fills = true,
     .memory = &device_memory,

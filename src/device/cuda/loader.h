@@ -26,8 +26,6 @@ ra_status ra_cuda_spoil(const ra_problem *problem, ra_tensor tensor, int64_t row
 /* Copies beside a call: see ra_copy_ops. */
 ra_status ra_cuda_pin(int64_t bytes, void **memory);
 void ra_cuda_unpin(void *memory);
-ra_status ra_cuda_open_stream(void **stream);
-void ra_cuda_close_stream(void *stream);
 ra_status ra_cuda_wait(void *stream, void *event);
 ra_status ra_cuda_passed(void *event, bool *passed);
 /* Is the stream being captured into a graph? */

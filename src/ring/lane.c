@@ -1,0 +1,160 @@
+#include "ring/lane.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <time.h>
+
+#include "core/alloc.h"
+#include "core/status.h"
+
+/* ------------------------------------------------------------------------------------------------- ranks of one process */
+
+struct ra_together {
+    pthread_mutex_t mutex;
+    int64_t bytes; /* of this */
+    int ranks;     /* that are left */
+    int count;
+    const ra_copy_ops *copies;
+    void *moments[]; /* that peers were told of: two a rank */
+};
+
+ra_status ra_together_create(ra_comm **comms, int ranks) {
+    const int64_t bytes = (int64_t)sizeof(ra_together) + 2 * ranks * (int64_t)sizeof(void *);
+    ra_together *together = ra_calloc(bytes);
+    if (!together) return ra_fail(RA_NOMEM, "no memory for %d ranks", ranks);
+    pthread_mutex_init(&together->mutex, NULL);
+    together->bytes = bytes;
+    together->ranks = ranks;
+    for (int rank = 0; rank < ranks; rank++) comms[rank]->together = together;
+    return RA_OK;
+}
+
+static void leave(ra_together *together, const ra_copy_ops *copies, void *const *moments, int count) {
+    pthread_mutex_lock(&together->mutex);
+    for (int i = 0; i < count; i++)
+        if (moments[i]) together->moments[together->count++] = moments[i];
+    if (copies) together->copies = copies;
+    const bool last = --together->ranks == 0;
+    pthread_mutex_unlock(&together->mutex);
+    if (!last) return;
+    while (together->count > 0) together->copies->forget(together->moments[--together->count]);
+    pthread_mutex_destroy(&together->mutex);
+    ra_free(together, together->bytes);
+}
+
+/* -------------------------------------------------------------------------------------------------------- open and close */
+
+/* Its moments `computed` and `in` are left to peers, if they may have been told of them. */
+static void close_lane(ra_lane *lane, ra_together *together) {
+    bool passed = !lane->copying; /* what is enqueued ends by itself */
+    while (!passed && lane->copies->passed(lane->in, &passed) == RA_OK) sched_yield();
+    void *moments[] = {lane->out, lane->computed, lane->in};
+    for (int i = 0; i < (together ? 1 : 3); i++)
+        if (moments[i]) lane->copies->forget(moments[i]);
+    if (together) leave(together, lane->copies, &moments[1], 2);
+    if (lane->queue.stream) lane->copies->close(&lane->queue);
+    ra_pool_destroy(lane->staging);
+    ra_free(lane, sizeof *lane);
+}
+
+void ra_lane_leave(ra_comm *comm) {
+    if (comm->lane) close_lane(comm->lane, comm->together);
+    else if (comm->together) leave(comm->together, NULL, NULL, 0);
+}
+
+static ra_status open_lane(const ra_copy_ops *copies, ra_lane **result) {
+    ra_lane *lane = ra_calloc(sizeof *lane);
+    if (!lane) return ra_fail(RA_NOMEM, "no memory for a lane");
+    lane->copies = copies;
+    lane->staging = ra_pool_create_on(copies->pinned);
+    ra_status status = lane->staging ? copies->open(&lane->queue) : ra_fail(RA_NOMEM, "no memory for a pool");
+    if (status != RA_OK) close_lane(lane, NULL);
+    else *result = lane;
+    return status;
+}
+
+/* A checksum covers the payload only where that passes the link. */
+static const ra_lane_ops *kind_of(const ra_comm *comm, const ra_plan *plan) {
+    return comm->together && !plan->config.checksum ? &ra_lane_direct : &ra_lane_staged;
+}
+
+ra_status ra_lane_reserve(ra_comm *comm, const ra_copy_ops *copies, const ra_plan *plan) {
+    if (!copies || comm->ranks == 1) return RA_OK;
+    if (!comm->lane) RA_TRY(open_lane(copies, &comm->lane));
+    if (kind_of(comm, plan) != &ra_lane_staged) return RA_OK;
+    return ra_pool_reserve(comm->lane->staging, ra_frames_bytes(&plan->forward));
+}
+
+/* ---------------------------------------------------------------------------------------------------- begin and end */
+
+ra_status ra_lane_begin(ra_call *call, int64_t bytes) {
+    ra_lane *lane = call->comm->lane;
+    if (!call->device->copies || call->comm->ranks == 1) return RA_OK;
+    lane->ops = kind_of(call->comm, call->plan);
+    call->lane = lane;
+    call->frames = call->workspace + call->carved;
+    if (lane->ops != &ra_lane_staged) return RA_OK;
+    if (lane->copying) RA_TRY(ra_lane_await(call, lane->in)); /* the pool may free what the call before has read from */
+    lane->copying = false;
+    void *block;
+    RA_TRY(ra_pool_take(lane->staging, bytes, &block));
+    call->staging = block;
+    return RA_OK;
+}
+
+bool ra_lane_end(ra_call *call, ra_status status, bool cancelled) {
+    ra_lane *lane = call->lane;
+    if (call->staging && cancelled) ra_pool_give(lane->staging, call->staging);
+    if (status == RA_OK) return true;
+    if (lane->ops == &ra_lane_direct) {
+        ra_link_cancel(call->comm->link, call->entry->receipts, call->transfer_count);
+        return false; /* peers may have notice of it, and copy whenever they like */
+    }
+    const ra_sentence kept = ra_sentence_keep();
+    lane->copying = lane->copies->record(&lane->queue, &lane->in) == RA_OK;
+    const bool joined = lane->copying && lane->copies->wait(&call->queue, lane->in) == RA_OK;
+    ra_sentence_restore(&kept);
+    return joined; /* else copies into it may still run */
+}
+
+/* -------------------------------------------------------------------------------------------------------- messages */
+
+ra_status ra_lane_follow(ra_call *call) {
+    ra_lane *lane = call->lane;
+    RA_TRY(lane->copies->record(&call->queue, &lane->computed));
+    return lane->copies->wait(&lane->queue, lane->computed);
+}
+
+ra_status ra_lane_await(ra_call *call, void *moment) {
+    enum { EAGER = 64 }; /* looks before the thread goes to sleep between them */
+    for (int looks = 0;; looks++) {
+        bool passed = false;
+        RA_TRY(call->lane->copies->passed(moment, &passed));
+        if (passed) return RA_OK;
+        if (!ra_link_poll(call->comm->link)) return ra_link_status(call->comm->link);
+        if (looks < EAGER) sched_yield();
+        else nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    }
+}
+
+static ra_parcel *next_parcel(ra_call *call, const ra_parcel *wanted) {
+    ra_parcel *parcel = &call->entry->parcels[call->transfer_count];
+    call->entry->transfers[call->transfer_count] = call->entry->receipts[call->transfer_count] = (ra_transfer){0};
+    if (call->transfer_count == 0) call->posted = ra_seconds();
+    call->transfer_count++;
+    *parcel = *wanted;
+    parcel->step = call->step;
+    return parcel;
+}
+
+/* The first message of a step comes before what the step computes: copies into frames need not wait for that. */
+ra_status ra_lane_recv(ra_call *call, int peer, char *frame, int64_t payload, const ra_maker *maker) {
+    if (call->transfer_count == 0) RA_TRY(ra_lane_follow(call));
+    const ra_parcel wanted = {.frame = frame, .payload = payload, .peer = peer, .receiving = true};
+    return call->lane->ops->recv(call, next_parcel(call, &wanted), maker);
+}
+
+ra_status ra_lane_send(ra_call *call, int peer, char *frame, int64_t payload) {
+    RA_TRY(ra_lane_follow(call)); /* the message was packed just now */
+    return call->lane->ops->send(call, next_parcel(call, &(ra_parcel){.frame = frame, .payload = payload, .peer = peer}));
+}

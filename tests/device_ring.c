@@ -1,0 +1,166 @@
+/* Rings of GPUs without one: every mode over several ranks on the stand-in module, whose streams are threads that take their
+ * time, by every lane. A wait that is missing shows as a wrong number, and under a thread sanitizer as a race. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "ringattn_cuda.h"
+#include "support.h"
+
+static void draw_case(test_case *c, test_rng *rng, int64_t n) {
+    test_case_random(c, rng, n % 10 ? 40 : 120, 5);
+    c->desc.device = RA_DEVICE_CUDA;
+    c->desc.kernel = NULL;
+    if (c->desc.dtype == RA_F64) c->desc.dtype = RA_F32;
+}
+
+static void every_mode_matches_the_reference(void **state) {
+    (void)state;
+    test_cases_hold(51, 120, 3000, draw_case);
+}
+
+static void rows_that_nobody_reads_may_hold_anything(void **state) {
+    (void)state;
+    assert_true(test_poisoned_cases_hold(52, 40, 1000, draw_case) > 0);
+}
+
+/* Direct; staged over threads, for a checksum wants the payload on the link; staged over a caller's transport. */
+static void every_lane_gives_the_same_bits(void **state) {
+    (void)state;
+    test_rng rng = {test_seed(53)};
+    for (int64_t n = test_cases(30, 600); n > 0; n--) {
+        test_case c;
+        draw_case(&c, &rng, n);
+        if (c.ranks == 1) continue;
+        test_data data = test_data_create(&c);
+        test_result results[3];
+        for (int lane = 0; lane < 3; lane++) {
+            c.transport = lane < 2 ? TEST_THREADS : TEST_CUSTOM;
+            c.desc.checksum = lane == 1;
+            results[lane] = test_run(&c, &data);
+            char text[2048];
+            if (results[lane].status != RA_OK) fail_msg("%s: %s", results[lane].error, test_case_text(&c, text, sizeof text));
+            const char *differs = lane ? test_difference(&c, &results[0], &results[lane]) : NULL;
+            if (differs) fail_msg("%s differs on lane %d: %s", differs, lane, test_case_text(&c, text, sizeof text));
+            for (int rank = 0; lane && rank < c.ranks; rank++) {
+                assert_int_equal(results[lane].forward[rank].bytes_sent, results[0].forward[rank].bytes_sent);
+                assert_int_equal(results[lane].forward[rank].bytes_received, results[0].forward[rank].bytes_received);
+                assert_int_equal(results[lane].backward[rank].bytes_sent, results[0].backward[rank].bytes_sent);
+            }
+        }
+        for (int lane = 0; lane < 3; lane++) test_result_free(&results[lane]);
+        test_data_free(&data);
+    }
+}
+
+/* ------------------------------------------------------------------------------------------------------------- by hand */
+
+enum { ROWS = 16, HEADS = 2, DIM = 16, NUMBERS = ROWS * HEADS * DIM, RANKS = 3 };
+
+/* A ring of RANKS, each rank with ROWS rows. */
+typedef struct hand {
+    ra_comm *comms[RANKS];
+    void *streams[RANKS];
+    float q[RANKS][NUMBERS], out[RANKS][NUMBERS];
+    ra_status status[RANKS];
+    char error[RANKS][512];
+    int calls;
+} hand;
+
+static void call_by_hand(void *arg, int rank) {
+    hand *h = arg;
+    ra_attention_desc desc;
+    ra_attention_desc_init(&desc);
+    desc.batch = 1;
+    desc.seq_q = desc.seq_k = ROWS * RANKS;
+    desc.heads = HEADS;
+    desc.head_dim = DIM;
+    desc.bucket = ROWS / 2;
+    desc.schedule = RA_SCHEDULE_RING;
+    desc.device = RA_DEVICE_CUDA;
+    ra_plan *plan = NULL;
+    ra_status status = ra_plan_create(h->comms[rank], &desc, &plan);
+    const ra_tensor q = ra_tensor_bnhd(h->q[rank], ROWS, HEADS, DIM);
+    const ra_forward_args args = {
+        .q = q, .k = q, .v = q, .out = ra_tensor_bnhd(h->out[rank], ROWS, HEADS, DIM), .stream = h->streams[rank]};
+    for (int i = 0; i < h->calls && status == RA_OK; i++) status = ra_forward(plan, &args);
+    h->status[rank] = status;
+    snprintf(h->error[rank], sizeof h->error[rank], "%s", ra_last_error());
+    ra_plan_destroy(plan);
+}
+
+static hand *hand_open(void) {
+    static hand h;
+    h = (hand){.calls = 1};
+    test_rng rng = {test_seed(54)};
+    assert_int_equal(ra_comm_threads(RANKS, h.comms), RA_OK);
+    for (int rank = 0; rank < RANKS; rank++) {
+        h.streams[rank] = &h.out[rank];
+        for (int i = 0; i < NUMBERS; i++) h.q[rank][i] = (float)rng_normal(&rng);
+    }
+    return &h;
+}
+
+static void hand_run(hand *h) {
+    const test_ring ring = {.ranks = RANKS, .comms = h->comms};
+    test_ring_each(&ring, call_by_hand, h);
+    for (int rank = 0; rank < RANKS; rank++) assert_int_equal(ra_cuda_synchronize(h->streams[rank]), RA_OK);
+}
+
+static void hand_close(hand *h) {
+    for (int rank = 0; rank < RANKS; rank++) ra_comm_destroy(h->comms[rank]);
+}
+
+static void calls_that_follow_each_other_without_waiting_do_not_disturb_each_other(void **state) {
+    (void)state;
+    static float once[RANKS][NUMBERS];
+    hand *h = hand_open();
+    hand_run(h);
+    memcpy(once, h->out, sizeof once);
+    memset(h->out, 0, sizeof h->out);
+    h->calls = 20;
+    hand_run(h);
+    for (int rank = 0; rank < RANKS; rank++) assert_int_equal(h->status[rank], RA_OK);
+    assert_memory_equal(once, h->out, sizeof once);
+    hand_close(h);
+}
+
+static void two_ranks_of_a_process_with_one_stream_are_refused(void **state) {
+    (void)state;
+    hand *h = hand_open();
+    h->streams[2] = h->streams[1];
+    hand_run(h);
+    for (int rank = 0; rank < RANKS; rank++) {
+        assert_int_equal(h->status[rank], RA_INVALID);
+        assert_non_null(strstr(h->error[rank], "ranks 1 and 2 of this process use the same stream"));
+    }
+    for (int i = 0; i < NUMBERS; i++) assert_true(isnan(h->out[1][i]));
+    hand_close(h);
+}
+
+static void a_call_of_several_ranks_is_not_captured_into_a_graph(void **state) {
+    (void)state;
+    hand *h = hand_open();
+    setenv("RINGATTN_STAND_IN_CAPTURES", "1", 1);
+    hand_run(h);
+    unsetenv("RINGATTN_STAND_IN_CAPTURES");
+    for (int rank = 0; rank < RANKS; rank++) {
+        assert_int_equal(h->status[rank], RA_NOT_AVAILABLE);
+        assert_non_null(strstr(h->error[rank], "cannot be captured into a graph"));
+    }
+    hand_close(h);
+}
+
+int main(void) {
+    setenv("RINGATTN_MODULE_PATH", STAND_IN, 1);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(calls_that_follow_each_other_without_waiting_do_not_disturb_each_other),
+        cmocka_unit_test(every_mode_matches_the_reference),
+        cmocka_unit_test(rows_that_nobody_reads_may_hold_anything),
+        cmocka_unit_test(every_lane_gives_the_same_bits),
+        cmocka_unit_test(two_ranks_of_a_process_with_one_stream_are_refused),
+        cmocka_unit_test(a_call_of_several_ranks_is_not_captured_into_a_graph),
+    };
+    return cmocka_run_group_tests_name("rings of stand-in GPUs", tests, NULL, test_print_worst);
+}
