@@ -5,9 +5,9 @@
  * needs it; without it, or without a usable GPU, calls return RA_NOT_AVAILABLE and ra_last_error() says why. Every call
  * concerns the calling thread's current device.
  *
- * ra_forward and ra_backward enqueue their work on the stream and return. At one rank they never wait, and they allocate only in the first call
- * of each and when a further stream or a capture needs a workspace of its own. Calls on several streams may overlap. At one
- * rank a call can be captured into a graph, which then keeps the call's workspace for as long as the process lives.
+ * ra_forward and ra_backward enqueue their work on the stream and return. They allocate only in the first call of each and when
+ * a further stream or a capture needs a workspace of its own. Calls on several streams may overlap. At one rank they never
+ * wait, and can be captured into a graph, which then keeps the call's workspace for as long as the process lives.
  *
  * Over several ranks a call returns when its ranks have met for the last time, while the device may still compute. Ranks of one
  * process (ra_comm_threads) copy straight from each other's workspaces, and each needs a stream of its own: the same for two of

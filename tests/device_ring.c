@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "ringattn_cuda.h"
+#include "device/cuda/loader.h"
 #include "support.h"
 
 static void draw_case(test_case *c, test_rng *rng, int64_t n) {
@@ -126,6 +126,30 @@ static void calls_that_follow_each_other_without_waiting_do_not_disturb_each_oth
     hand_close(h);
 }
 
+/* The streams of all ranks wait for another one, which is busy for a while: the calls are through long before it is. */
+static void hosts_of_a_direct_lane_never_wait_for_devices(void **state) {
+    (void)state;
+    enum { COPIES = 20000 };
+    hand *h = hand_open();
+    hand_run(h); /* plans and workspaces are there */
+    void *busy = NULL, *event = NULL, *copied = NULL;
+    bool passed = true;
+    assert_int_equal(ra_cuda_open_stream(&busy), RA_OK);
+    assert_int_equal(ra_cuda_alloc(2, &copied), RA_OK);
+    for (int i = 0; i < COPIES; i++) assert_int_equal(ra_cuda_copy(copied, (char *)copied + 1, 1, busy), RA_OK);
+    assert_int_equal(ra_cuda_mark(busy, &event), RA_OK);
+    for (int rank = 0; rank < RANKS; rank++) assert_int_equal(ra_cuda_wait(h->streams[rank], event), RA_OK);
+    const test_ring ring = {.ranks = RANKS, .comms = h->comms};
+    test_ring_each(&ring, call_by_hand, h);
+    assert_int_equal(ra_cuda_passed(event, &passed), RA_OK);
+    assert_false(passed);
+    for (int rank = 0; rank < RANKS; rank++) assert_int_equal(h->status[rank], RA_OK);
+    hand_close(h);
+    ra_cuda_forget(event);
+    ra_cuda_free(copied);
+    ra_cuda_close_stream(busy);
+}
+
 static void two_ranks_of_a_process_with_one_stream_are_refused(void **state) {
     (void)state;
     hand *h = hand_open();
@@ -159,6 +183,7 @@ int main(void) {
         cmocka_unit_test(every_mode_matches_the_reference),
         cmocka_unit_test(rows_that_nobody_reads_may_hold_anything),
         cmocka_unit_test(every_lane_gives_the_same_bits),
+        cmocka_unit_test(hosts_of_a_direct_lane_never_wait_for_devices),
         cmocka_unit_test(two_ranks_of_a_process_with_one_stream_are_refused),
         cmocka_unit_test(a_call_of_several_ranks_is_not_captured_into_a_graph),
     };

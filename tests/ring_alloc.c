@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "ringattn_cuda.h"
 #include "support.h"
 
 /* ------------------------------------------------------------------------------------------- an allocator that fails */
@@ -68,8 +69,10 @@ static ra_status rank_run(job *j, int rank, ra_plan *given) {
     ra_plan *plan = given;
     if (!given) status = ra_plan_create(j->comms[rank], desc, &plan);
     ra_forward_args forward = {.q = tensors[0], .k = tensors[4], .v = tensors[5], .out = tensors[1], .lse = lse};
+    forward.stream = j->memory[rank];
     if (status == RA_OK) status = ra_forward(plan, &forward);
-    ra_backward_args backward = {.q = tensors[0],
+    ra_backward_args backward = {.stream = forward.stream,
+                                 .q = tensors[0],
                                  .k = tensors[4],
                                  .v = tensors[5],
                                  .out = tensors[1],
@@ -80,6 +83,7 @@ static ra_status rank_run(job *j, int rank, ra_plan *given) {
                                  .dv = tensors[7]};
     if (status == RA_OK) status = ra_backward(plan, &backward);
     if (!given) ra_plan_destroy(plan);
+    if (desc->device == RA_DEVICE_CUDA && status == RA_OK) status = ra_cuda_synchronize(forward.stream);
     return status;
 }
 
@@ -116,6 +120,8 @@ static double seconds(void) {
 
 static long long injections;
 
+enum { GPU_DIRECT = 3, GPU_STAGED = 4 }; /* variants on the stand-in GPU, by lane */
+
 static void job_init(job *j, int ranks, test_transport transport, int variant) {
     memset(j, 0, sizeof *j);
     test_case_init(&j->c);
@@ -132,6 +138,8 @@ static void job_init(job *j, int ranks, test_transport transport, int variant) {
     desc->layout = (ra_layout)(variant % 3);
     desc->combine = variant ? RA_COMBINE_MIX : RA_COMBINE_HEADS;
     desc->threads = variant == 2 ? 2 : 1;
+    desc->device = variant >= GPU_DIRECT ? RA_DEVICE_CUDA : RA_DEVICE_CPU;
+    desc->checksum = variant == GPU_STAGED;
     test_case_link(&j->c);
     for (int rank = 0; rank < ranks; rank++) {
         j->memory[rank] = calloc(24 * 2 * 9 * 8, sizeof(float));
@@ -146,7 +154,7 @@ static void inject_everywhere(int ranks, test_transport transport, int variant) 
     for (int lasting = 0; lasting < 2; lasting++) {
         long long tolerated = 0, tried = 0;
         atomic_store(&for_good, lasting);
-        for (long long number = 1;; number += lasting && ranks > 2 && !test_long() ? 5 : 1) {
+        for (long long number = 1;; number += lasting && (ranks > 2 || variant >= GPU_DIRECT) && !test_long() ? 5 : 1) {
             assert_int_equal(atomic_load(&live), 0);
             atomic_store(&asked, 0);
             atomic_store(&failed, 0);
@@ -203,6 +211,13 @@ static void a_ring_of_three_survives_every_failing_allocation(void **state) {
     }
 }
 
+static void a_ring_of_gpus_survives_every_failing_allocation(void **state) {
+    (void)state;
+    setenv("RINGATTN_MODULE_PATH", STAND_IN, 1);
+    inject_everywhere(2, TEST_THREADS, GPU_DIRECT);
+    inject_everywhere(2, TEST_THREADS, GPU_STAGED);
+}
+
 /* Workers of four numbers are kept, and one more takes the place of those that rested longest. */
 static void calls_of_different_threads_take_turns_without_new_ones(void **state) {
     (void)state;
@@ -252,6 +267,7 @@ int main(void) {
         cmocka_unit_test(a_rank_alone_survives_every_failing_allocation),
         cmocka_unit_test(a_ring_of_two_survives_every_failing_allocation),
         cmocka_unit_test(a_ring_of_three_survives_every_failing_allocation),
+        cmocka_unit_test(a_ring_of_gpus_survives_every_failing_allocation),
         cmocka_unit_test(calls_of_different_threads_take_turns_without_new_ones),
         cmocka_unit_test(at_least_300_allocations_failed),
     };
