@@ -44,7 +44,7 @@ static void print_common(const settings *s, const ra_attention_desc *desc, int r
     if (m->path[0]) printf("path %s of the device\n", m->path);
     printf("ring of %d, %s", ranks, option_word(OPT_LAYOUT, 1 + (int)desc->layout));
     printf(", %s (%s)\n", option_word(OPT_SCHEDULE, (int)m->schedule), m->reason);
-    if (s->given[OPT_RANK]) printf("rank %lld alone, its peers generated\n", (long long)s->rank);
+    if (s->given[OPT_RANK]) printf("rank %lld alone; what its peers would send is generated\n", (long long)s->rank);
     printf("\n  %-9s %10s  %10s  %10s  %12s  %10s\n", "pass", "median", "minimum", "GFLOP/s", "sent a rank", "waiting");
     if (s->pass != PASS_BWD) print_pass("forward", &m->forward, flops(pairs, desc, 4));
     if (s->pass != PASS_FWD) print_pass("backward", &m->backward, flops(pairs, desc, 10));

@@ -57,7 +57,7 @@ ra_status command_info(const settings *s, bool *check_failed) {
         printf("GPUs              %s, compute capability %d.%d, %s\n", gpu.name, gpu.major, gpu.minor,
                show_bytes((double)gpu.memory));
     else printf("GPUs              none: %s\n", ra_last_error());
-    printf("transports        self, threads; mpi by\n");
+    printf("transports        self, threads; mpi through\n");
     for (int i = 0; i < MPI_COUNT; i++) {
         char text[256];
         ra_mpi_version(mpis[i], text, sizeof text);

@@ -164,7 +164,7 @@ static ra_status plan_settings(plan_view *p, settings *chosen) {
     ra_status status = check_memory_limit(p->s, &d.desc, p->ranks, p->backward);
     if (status == RA_OK) status = look(p);
     if (status == RA_OK && p->s->fit && open)
-        snprintf(p->rank[0].reason, sizeof p->rank[0].reason, "ring: the memory-minimal way; bucket %lld: %s",
+        snprintf(p->rank[0].reason, sizeof p->rank[0].reason, "ring: needs least memory; bucket %lld: %s",
                  (long long)p->rank[0].bucket,
                  p->s->bucket ? "as asked for" : "the fastest of those that fit the longest sequence");
     if (status == RA_OK) status = p->s->json ? report_json(p) : report(p);

@@ -48,7 +48,7 @@ ra_status ra_choose(const ra_config *c, int ranks, ra_choice *choice) {
     if (c->placement == RA_REPLICATED) {
         bool asked = c->schedule != RA_SCHEDULE_AUTO;
         if (!asked) choice->schedule = RA_SCHEDULE_MERGE;
-        snprintf(reason, room, "replicated queries: K and V stay at home, states are merged %s%s",
+        snprintf(reason, room, "replicated queries: K and V do not move, states are merged %s%s",
                  choice->schedule == RA_SCHEDULE_MERGE  ? "by a tree"
                  : choice->schedule == RA_SCHEDULE_RING ? "along the ring"
                                                         : "at rank 0",
@@ -59,7 +59,7 @@ ra_status ra_choose(const ra_config *c, int ranks, ra_choice *choice) {
         choice->schedule = ra_max(c->seq_q, c->seq_k) < GATHER_BELOW ? RA_SCHEDULE_GATHER : RA_SCHEDULE_RING;
     const char *why = c->schedule != RA_SCHEDULE_AUTO          ? "as asked for"
                       : choice->schedule == RA_SCHEDULE_GATHER ? "a short sequence, one exchange is quicker than p - 1 hops"
-                                                               : "the memory-minimal way";
+                                                               : "needs least memory";
     const char *name = names[choice->schedule];
     if (choice->schedule == RA_SCHEDULE_GATHER) { /* everything at once: bucket 0 */
         snprintf(reason, room, "%s: %s", name, why);
@@ -68,7 +68,7 @@ ra_status ra_choose(const ra_config *c, int ranks, ra_choice *choice) {
     choice->bucket = c->bucket > 0 ? c->bucket : ra_usual_bucket(c, ranks);
     snprintf(reason, room, "%s: %s; bucket %" PRId64 ": %s", name, why, choice->bucket,
              c->bucket > 0             ? "as asked for"
-             : asked_small(c, ranks) ? "a sixteenth of a shard, to be small"
-                                     : "state traffic under 5 %");
+             : asked_small(c, ranks) ? "a sixteenth of a shard, to save memory"
+                                     : "rereading the running state costs little");
     return RA_OK;
 }

@@ -28,13 +28,13 @@ static const char *need_amx(void) {
                : "this processor lacks AMX, or the system does not let us use it";
 }
 #else
-static const char *elsewhere_x86(void) { return "it is made for x86-64"; }
+static const char *elsewhere_x86(void) { return "it needs an x86-64 processor"; }
 #endif
 
 #ifdef RA_HAVE_ARM_KERNELS
 static const char *need_neon(void) { return ra_cpu_get()->neon ? NULL : "this processor lacks NEON"; }
 #else
-static const char *elsewhere_arm(void) { return "it is made for aarch64"; }
+static const char *elsewhere_arm(void) { return "it needs an aarch64 processor"; }
 #endif
 
 static const char *anything(const ra_problem *problem) {
