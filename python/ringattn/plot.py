@@ -92,7 +92,7 @@ def _speed(axes: Any, results: list[Result]) -> None:
         {_TITLES[p]: [result.get(p, {}).get("gflops") for result in results] for p in passes},
         "GFLOP/s, attended pairs only",
     )
-    axes.set_title("Speed")
+    axes.set_title("Speed of useful work")
 
 
 def _scaling(axes: Any, results: list[Result]) -> None:
@@ -146,7 +146,7 @@ def _memory(axes: Any, results: list[Result]) -> None:
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_ylabel("peak memory of a rank, MiB")
-    axes.set_title("Memory")
+    axes.set_title("Memory of a rank over ring size")
     axes.legend()
 
 
@@ -164,7 +164,7 @@ def _balance(axes: Any, results: list[Result]) -> None:
     axes.axhline(1, linestyle="--", color=QUIET, linewidth=1)
     _rank_axis(axes)
     axes.set_ylabel("pairs, relative to the mean")
-    axes.set_title("Balance")
+    axes.set_title("Work of each rank")
     axes.legend()
 
 

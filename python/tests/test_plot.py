@@ -88,9 +88,9 @@ def titles(figure):
 def test_each_kind_of_result_has_its_panel():
     figure = plot.figure([bench(1), bench(2), bench(4), MEMORY, PLAN, PEERS])
     assert titles(figure) == [
-        "Speed",
-        "Memory",
-        "Balance",
+        "Speed of useful work",
+        "Memory of a rank over ring size",
+        "Work of each rank",
         "Against other libraries",
         "Time over ring size",
         "Bytes sent and memory of each rank",
