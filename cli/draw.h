@@ -1,4 +1,4 @@
-/* Pictures of a pattern: who reads whom, coloured by the ring step that brings the key. */
+/* Pictures of a pattern: who reads whom, coloured by the hops that the key travels. */
 #ifndef CLI_DRAW_H
 #define CLI_DRAW_H
 

@@ -25,8 +25,9 @@ typedef struct file_set {
     int output_count;
 } file_set;
 
-/* Maps the inputs and fills shape and dtype of desc. RA_INVALID: names that no file could mend, or an output that is another
- * file of the call (--trace included); RA_IO: files that do not fit, or an output that would replace tensors of others. */
+/* Maps the inputs and fills shape and dtype of desc. RA_INVALID: names that are wrong whatever the files hold, or an output
+ * that is another file of the call (--trace included). RA_IO: files that do not fit, or an output that would replace tensors
+ * of others. */
 ra_status files_open(const settings *s, file_set *files, ra_attention_desc *desc);
 /* Says what the outputs will hold. */
 void files_describe(file_set *files, const ra_attention_desc *desc);

@@ -31,8 +31,8 @@ ra_status group_ranks(const settings *s, int *ranks);
 /* The communicator of all processes, NULL where ranks are threads. */
 ra_comm *group_world(void);
 /* The last thing before exit. After a failure the peers are told, and where they are processes this one ends at once, by
- * `code`; with `quiet` not before another rank had time to say what went wrong, since launchers kill the rest when one
- * process ends. */
+ * `code`; with `quiet` it first leaves another rank time to say what went wrong, since launchers kill the rest when
+ * one process ends. */
 void group_end(ra_status status, int code, bool quiet);
 
 /* Opens the communicators of `ranks` ranks. */
@@ -48,7 +48,7 @@ struct rank_job {
 };
 
 /* Runs body once for each rank of this process, each on a thread of its own, and waits for all. A rank that fails tells the
- * others. Returns the failure that came first in meaning: one that is not merely the echo of another's. `what` labels the
+ * others. Returns the cause: a failure that is not merely the report of another rank's. `what` labels the
  * progress bar. */
 ra_status group_run(group *g, const char *what, rank_function body, void *arg);
 

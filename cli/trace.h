@@ -1,4 +1,4 @@
-/* --trace: a timeline for Perfetto, a lane a rank and one for its transfers. */
+/* --trace: a timeline for Perfetto: two rows a rank, one for what it does and one for its transfers. */
 #ifndef CLI_TRACE_H
 #define CLI_TRACE_H
 
