@@ -17,12 +17,11 @@ def read(*path):
 
 
 def pages():
-    """Every Markdown file of the tree, build directories and hidden ones apart."""
-    for directory, below, names in os.walk(ROOT):
-        below[:] = [name for name in below if not name.startswith((".", "build"))]
-        for name in names:
-            if name.endswith(".md"):
-                yield os.path.join(directory, name)
+    """The Markdown files of the project, and of nothing that may lie beside it (builds, environments)."""
+    yield from (os.path.join(ROOT, name) for name in os.listdir(ROOT) if name.endswith(".md"))
+    for folder in ("bench", "docs", "examples", "python", "tests"):
+        for directory, _, names in os.walk(os.path.join(ROOT, folder)):
+            yield from (os.path.join(directory, name) for name in names if name.endswith(".md"))
 
 
 def anchors(text):

@@ -60,6 +60,18 @@ class Results(kit.Case):
                 self.assertRegex(result["date"], r"^\d{4}-\d\d-\d\d$", name)
                 self.assertTrue(os.path.exists(os.path.join(ROOT, result["made by"].split()[0])), name)
 
+    def test_what_two_ranks_cost_becomes_a_page(self):
+        program = self.path("ringattn")  # one rank takes 9 ms, two take 10
+        with open(program, "w", encoding="utf-8") as file:
+            file.write("#!/bin/sh\ncase $* in *--ring-size*) ms=10 ;; *) ms=9 ;; esac\n"
+                       "echo '{\"fwd\": {\"ms\": '$ms', \"wait_ms\": 1}}'\n")
+        os.chmod(program, 0o755)
+        command = [sys.executable, os.path.join(BENCH, "transports.py"), program, "2", self.path("ranks.json")]
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "PATH": "/nowhere"})
+        text = report.page([report.read(self.path("ranks.json"))])
+        self.assertIn("| threads | dense | f32 | 2 | 32768 | 64 | 1 | 0.90x |", text)
+        self.assertIn("| two ranks against one, threads | 0.93x | 0.90x | **no** |", text)
+
     def test_the_readme_quotes_what_was_measured(self):
         with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
             readme = file.read()
