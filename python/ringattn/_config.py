@@ -74,8 +74,32 @@ class Options(Settings):
     """Checked settings with the problems made of them; compared by identity, which is quick: equal arguments meet the same."""
 
     problems: dict[Shape, Problem]
+    _desc: Optional[Desc] = None
     __eq__ = object.__eq__
     __hash__ = object.__hash__
+
+    def desc(self) -> Desc:
+        """A descriptor of all but the shape. It owns the lists that copies of it point to."""
+        if self._desc is None:
+            desc = Desc()
+            lib.ra_attention_desc_init(desc)
+            branches = len(self.segment_lengths)
+            if branches:
+                desc.segment_lengths = _lib.int64_array("segment_lengths", self.segment_lengths)
+                desc.dilation_rates = _lib.int64_array("dilation_rates", self.dilation_rates)
+            desc.branches = branches
+            desc.combine, desc.offset = _lib.COMBINE[self.combine], _lib.OFFSET[self.offset]
+            desc.dilate_queries, desc.causal = self.dilate_queries, self.is_causal
+            desc.window_left, desc.window_right = self.window
+            if self.scale is not None:
+                desc.scale = self.scale
+            desc.dropout = self.dropout_p
+            desc.layout, desc.query_placement = _lib.LAYOUT[self.layout], _lib.PLACEMENT[self.query_placement]
+            desc.schedule, desc.bucket, desc.threads = _lib.SCHEDULE[self.schedule], self.bucket, self.threads
+            if self.kernel != "auto":
+                desc.kernel = self.kernel.encode()
+            self._desc = desc
+        return self._desc
 
 
 def _one_of(name: str, value: Any, table: dict[str, int]) -> str:
@@ -132,24 +156,8 @@ class Problem:
     def __init__(self, options: Options, shape: Shape):
         self.options, self.shape = options, shape
         self.looked_for_holes = False
-        self.desc = desc = Desc()
-        lib.ra_attention_desc_init(desc)
+        self.desc = desc = Desc.from_buffer_copy(options.desc())
         (desc.dtype, desc.device, desc.batch, desc.seq_q, desc.seq_k, desc.heads, desc.kv_heads, desc.head_dim) = shape
-        branches = len(options.segment_lengths)
-        if branches:
-            desc.segment_lengths = _lib.int64_array("segment_lengths", options.segment_lengths)
-            desc.dilation_rates = _lib.int64_array("dilation_rates", options.dilation_rates)
-        desc.branches = branches
-        desc.combine, desc.offset = _lib.COMBINE[options.combine], _lib.OFFSET[options.offset]
-        desc.dilate_queries, desc.causal = options.dilate_queries, options.is_causal
-        desc.window_left, desc.window_right = options.window
-        if options.scale is not None:
-            desc.scale = options.scale
-        desc.dropout = options.dropout_p
-        desc.layout, desc.query_placement = _lib.LAYOUT[options.layout], _lib.PLACEMENT[options.query_placement]
-        desc.schedule, desc.bucket, desc.threads = _lib.SCHEDULE[options.schedule], options.bucket, options.threads
-        if options.kernel != "auto":
-            desc.kernel = options.kernel.encode()
         _lib.check(lib.ra_attention_desc_check(desc))
         self._shards: dict[int, list[tuple[Any, Any]]] = {}
 

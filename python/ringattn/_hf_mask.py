@@ -52,7 +52,7 @@ def read(mask: Any) -> Mask:
                 f"attention_mask {shape}; ringattn takes one of [batch, tokens] that marks padding, not one given whole, for "
                 f"each query and key"
             )
-        found = mask._ringattn = Mask(mask.view(-1, _COLUMNS).tolist())
+        found = mask._ringattn = Mask(mask[:, 0, 0].tolist())
     return found  # type: ignore[no-any-return]
 
 
@@ -85,10 +85,14 @@ def write(
         if keep is not None and keep.shape[1] < keys:
             keep = torch.nn.functional.pad(keep, (0, keys - keep.shape[1]))
         keep = None if keep is None or bool(keep.all()) else keep
-    mask = torch.tensor([_MARK, left, right, keys, rows, where.ranks, 0, rows or keys]).repeat(batch, 1)
-    if keep is not None:
-        mask[:, -2:] = padding_range(~keep, group, layout, "attention_mask")
-    return mask.view(batch, 1, 1, _COLUMNS)
+    row = [_MARK, left, right, keys, rows, where.ranks, 0, rows or keys]
+    mask = torch.tensor([[[row]]]).expand(batch, 1, 1, _COLUMNS)
+    if keep is None:
+        mask._ringattn = Mask([row])  # type: ignore[attr-defined]  # nobody need read it
+        return mask
+    mask = mask.clone()
+    mask[:, 0, 0, -2:] = padding_range(~keep, group, layout, "attention_mask")
+    return mask
 
 
 def _keys(q_length: int, kv_length: int, first: int, left: int, right: int) -> int:

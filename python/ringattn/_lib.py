@@ -66,9 +66,14 @@ def int64_array(name: str, values: Sequence[int]) -> Any:
 
 
 class Struct(ctypes.Structure):
+    _integers: dict[str, Any]
+
+    def __init_subclass__(cls) -> None:
+        cls._integers = {name: kind for name, kind, *_ in cls._fields_ if kind in _RANGE}
+
     def __setattr__(self, name: str, value: Any) -> None:
-        kind = dict(self._fields_).get(name)  # type: ignore[misc]
-        if kind in _RANGE:
+        kind = self._integers.get(name)
+        if kind is not None:
             value = fits(name, value, kind)
         super().__setattr__(name, value)
 

@@ -172,34 +172,39 @@ def _attention_function(base: Settings, group: Any) -> Callable[..., Any]:
         for name, given in others.items():
             if name not in _HARMLESS and given is not None and given is not False:
                 _refuse(name)
-        query, key, value = (x.transpose(1, 2) for x in (query, key, value))
-        query, key, value = (x if x.stride(-1) == 1 else x.contiguous() for x in (query, key, value))
-        settings = base._replace(scale=scaling, dropout_p=dropout)
+        query, key, value = _rows_first(query), _rows_first(key), _rows_first(value)
         if attention_mask is None:
             if _dist.place_of(group) is not None:
                 raise ValueError(
                     "this model makes no mask of its own, which register(group=...) needs to learn all ranks' lengths"
                 )
             causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+            window = base.window
             if sliding_window is not None:
-                settings = settings._replace(window=(sliding_window - 1, 0 if causal else sliding_window - 1))
-            settings = settings._replace(is_causal=causal)
+                window = (sliding_window - 1, 0 if causal else sliding_window - 1)
+            settings = base._replace(scale=scaling, dropout_p=dropout, is_causal=causal, window=window)
             return attention(query, key, value, settings, None, None, group, False), None
         position_ids = others.get("position_ids")
         if torch.compiler.is_compiling() and is_mask(attention_mask):
             query, key, value = _ready(query, key, value)
-            seed = _seed_tensor(None, dropout)
+            seed, settings = _seed_tensor(None, dropout), base._replace(scale=scaling, dropout_p=dropout)
             out, _, _ = masked_forward(query, key, value, attention_mask, position_ids, seed, *settings, key_of(group))
             return out, None
         told = read(attention_mask)
         if told.checked is None or told.checked is not position_ids:
-            check_positions(told, position_ids, query.size(1), _dist.resolve(group), settings.layout)
+            check_positions(told, position_ids, query.size(1), _dist.resolve(group), base.layout)
         if told.keys < key.size(1):
             key, value = key[:, : told.keys], value[:, : told.keys]
-        settings = settings._replace(is_causal=told.is_causal, window=told.window)
+        settings = base._replace(scale=scaling, dropout_p=dropout, is_causal=told.is_causal, window=told.window)
         return attention(query, key, value, settings, told.key_range, None, group, False), None
 
     return ringattn_attention
+
+
+def _rows_first(x: torch.Tensor) -> torch.Tensor:
+    """From transformers' order, heads before rows, to ours."""
+    x = x.transpose(1, 2)
+    return x if x.stride(-1) == 1 else x.contiguous()
 
 
 def _refuse(name: str) -> None:

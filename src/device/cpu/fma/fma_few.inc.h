@@ -18,6 +18,7 @@ enum {
     FEW_KEYS = 1024, /* of a part at least */
     FEW_PARTS = 32,  /* at most */
     FEW_SLOTS = 64,
+    FEW_ALONE = 1 << 17, /* products of query and key elements: done before another thread has woken up */
 };
 
 typedef struct few_state {
@@ -278,6 +279,11 @@ static void few_merge_task(void *arg, int64_t index, int worker) {
     few_store(run, &slab, &run->slots[index * run->parts], few_worker(run, worker));
 }
 
+static void few_tasks(few_run *run, int64_t count, void (*task)(void *arg, int64_t index, int worker), bool alone) {
+    if (!alone) ra_workers_run(run->step->workers, count, task, run, run->step->poll, run->step->poll_arg);
+    for (int64_t i = 0; alone && i < count; i++) task(run, i, 0);
+}
+
 /* Items one after the other: they may continue each other's rows. */
 static ra_status few_forward(const ra_forward_step *step) {
     few_run run = {.step = step, .slots = step->scratch};
@@ -290,8 +296,9 @@ static ra_status few_forward(const ra_forward_step *step) {
         const int64_t most = FEW_SLOTS / run.parts; /* slabs at a time */
         for (run.slab = 0; run.slab < slabs; run.slab += most) {
             const int64_t count = ra_min(most, slabs - run.slab);
-            ra_workers_run(step->workers, count * run.parts, few_part_task, &run, step->poll, step->poll_arg);
-            if (run.parts > 1) ra_workers_run(step->workers, count, few_merge_task, &run, step->poll, step->poll_arg);
+            const bool alone = few_row_count(step->problem) * count * keys <= FEW_ALONE / step->problem->head_dim;
+            few_tasks(&run, count * run.parts, few_part_task, alone);
+            if (run.parts > 1) few_tasks(&run, count, few_merge_task, alone);
         }
     }
     return RA_OK;
