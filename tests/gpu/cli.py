@@ -4,12 +4,21 @@ RINGATTN names the program."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import unittest
 
 PROGRAM = os.environ.get("RINGATTN", "build/ringattn")
+LAUNCHED = dict(
+    os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1", OMPI_MCA_rmaps_base_oversubscribe="1"
+)
+RINGS = (
+    ["--causal", "--layout", "zigzag", "--schedule", "ring", "--bucket", 64],
+    ["--segment-lengths", "128,0", "--dilation-rates", "1,2", "--combine", "mix", "--schedule", "gather"],
+    ["--query-placement", "replicated", "--window", "50,0"],
+)
 PATTERN = ["--segment-lengths", "128,256", "--dilation-rates", "1,2"]
 
 
@@ -86,6 +95,25 @@ class Cli(unittest.TestCase):
                         )
                         self.assertEqual(answer.returncode, 0, answer.stdout + answer.stderr)
 
+    def verify_ring(self, *start, ring, dtype, more):
+        shape = ("--seq", 777, "--heads", 4, "--kv-heads", 2, "--head-dim", 64, "--dtype", dtype, "--device", "cuda")
+        command = [*start, PROGRAM, "verify", *map(str, (*shape, *ring, *more))]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=LAUNCHED)
+        self.assertEqual(answer.returncode, 0, (command, answer.stdout + answer.stderr))
+
+    def test_rings_of_one_process_hold_to_the_bounds_on_both_lanes(self):
+        for dtype, ranks in (("bf16", 2), ("bf16", 3), ("f32", 4), ("f16", 8)):
+            for more in RINGS:
+                for lane in ((), ("--checksum",)):  # direct, staged
+                    with self.subTest(dtype=dtype, ranks=ranks, more=more, lane=lane):
+                        self.verify_ring(ring=("--ring-size", ranks), dtype=dtype, more=(*more, *lane))
+
+    @unittest.skipUnless(shutil.which("mpirun"), "needs mpirun")
+    def test_rings_of_processes_that_share_the_gpu_hold_to_the_bounds(self):
+        for ranks, more in ((2, RINGS[0]), (3, RINGS[1]), (2, RINGS[2])):
+            with self.subTest(ranks=ranks, more=more):
+                self.verify_ring("mpirun", "-n", str(ranks), ring=(), dtype="bf16", more=more)
+
     def test_bench_times_both_passes(self):
         answer = call(*"bench --pass both --seq 1024 --heads 4 --head-dim 64 --dtype bf16 --device cuda --repeat 3 --json".split())
         self.assertEqual(answer.returncode, 0, answer.stderr)
@@ -127,7 +155,7 @@ class Cli(unittest.TestCase):
 
     def test_what_a_gpu_cannot_do_is_refused_with_its_reason(self):
         for args, reason in (
-            (("--pass", "fwd", "--ring-size", 2), "one rank"),
+            (("--pass", "fwd", "--ring-size", 4, "--rank", 1), "computes on the CPU, not on a GPU"),
             (("--pass", "fwd", "--dtype", "f64"), "f32, bf16 and f16"),
         ):
             answer = call("bench", "--seq", 64, "--heads", 1, "--head-dim", 64, "--device", "cuda", *args)
