@@ -123,6 +123,7 @@ class Docs(kit.Case):
     def test_every_file_that_the_architecture_names_exists(self):
         names = re.findall(r"`([\w.*/-]+/[\w.*/-]*)`", pages.prose(pages.ROOT / "docs" / "architecture.md"))
         self.assertGreater(len(names), 40)
+        names += re.findall(r">((?:cli|include|python|src)/[\w./]*)", (pages.ROOT / "docs/images/architecture.svg").read_text())
         for name in names:
             self.assertTrue(list(pages.ROOT.glob(name)), name)
 

@@ -1,15 +1,19 @@
 """The code of the pages and of the docstrings runs as it stands, and prints what the pages say."""
 
+import contextlib
 import doctest
 import importlib.util
+import io
 import itertools
 import os
 import pathlib
 import re
+import runpy
 import socket
 import subprocess
 import sys
 import warnings
+from unittest import mock
 
 import pytest
 import ringattn
@@ -49,31 +53,41 @@ NEEDS = {"_draw": "matplotlib", "transformers": "transformers"}
 STEPS = {"examples/python/train_characters.py": ["--steps", "3"]}  # of more, which take longer
 
 
+def run_here(script, arguments):
+    """A script in this process, which has torch loaded already. Returns what it prints."""
+    with mock.patch.object(sys, "argv", [script, *arguments]), contextlib.redirect_stdout(io.StringIO()) as printed:
+        runpy.run_path(script, run_name="__main__")
+    return printed.getvalue()
+
+
 def start_script(words, folder):
     """Runs `python script ...` or `torchrun --option value ... script ...`. Returns what it prints."""
     place = next(place for place, word in enumerate(words) if word.endswith(".py"))
     launcher, (script, *arguments) = words[:place], words[place:]
     arguments += STEPS.get(script, [])
+    if launcher == ["python"] and script in STEPS:
+        return run_here(script, arguments)
     if launcher == ["python"]:
         return run_python(script, arguments=arguments, cwd=folder).stdout
     assert launcher[0] == "torchrun"
     options = dict(zip(launcher[1::2], launcher[2::2]))
-    if "--nnodes" in options:
-        return start_on_hosts(options, script, folder)
+    if len(options) > 1:
+        return start_torchrun(options, script, folder)
     # Ranks are children of one process: loading torch takes longer than most scripts.
     return run_python(WORKERS / "forks.py", arguments=[options["--nproc-per-node"], script, *arguments], cwd=folder).stdout
 
 
-def start_on_hosts(options, script, folder):
+def start_torchrun(options, script, folder):
     """torchrun itself, once for each host; all hosts are this machine."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        options["--rdzv-endpoint"] = f"127.0.0.1:{probe.getsockname()[1]}"
-    command = [sys.executable, "-m", "torch.distributed.run", *itertools.chain(*options.items()), "--local-addr", "127.0.0.1"]
+        meeting = {"--rdzv-backend": "c10d", "--rdzv-endpoint": f"127.0.0.1:{probe.getsockname()[1]}"}
+    options = {**options, **meeting, "--local-addr": "127.0.0.1"}
+    command = [sys.executable, "-m", "torch.distributed.run", *itertools.chain(*options.items()), script]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     hosts = [
-        subprocess.Popen([*command, script], cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
-        for _ in range(int(options["--nnodes"]))
+        subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True)
+        for _ in range(int(options.get("--nnodes", 1)))
     ]
     printed = [host.communicate(timeout=HANGS)[0] for host in hosts]
     assert not any(host.returncode for host in hosts), printed
@@ -120,6 +134,17 @@ def test_a_page_runs_from_top_to_bottom(page, tmp_path, monkeypatch, capsys):
             check_printed(capsys.readouterr().out, block)
         ran += 1
     assert ran
+
+
+def test_the_training_script_learns_from_a_text_of_ones_own(tmp_path):
+    script, text = str(ROOT / "examples" / "python" / "train_characters.py"), tmp_path / "text"
+    text.write_text("over and over " * 20)
+    losses = tmp_path / "losses"
+    printed = run_here(script, ["--text", str(text), "--seq", "64", "--steps", "12", "--losses", str(losses)])
+    found = [float(line) for line in losses.read_text().splitlines()]
+    assert len(found) == 12 and found[-1] < found[0] and "of 64 characters right" in printed
+    with pytest.raises(SystemExit, match="--seq is 1024; the text has 280 characters"):
+        run_here(script, ["--text", str(text)])
 
 
 @pytest.mark.filterwarnings("ignore::ringattn.HolesWarning")
