@@ -8,9 +8,9 @@ from typing import Any, Optional
 import torch
 
 from . import dist as _dist
-from ._config import Settings, make_options, problem_for
+from ._config import Settings, make_options
 from ._hf_mask import check_positions, read
-from ._operators import _SETTINGS, _STATE, _checked, _lse_dtype, number_of, run_backward, run_forward, state_of
+from ._operators import RESULTS, agreed, fake_backward, fake_forward, number_of, run_backward, run_forward, schema, state_of
 
 
 def _call(mask: torch.Tensor, settings: tuple[Any, ...]) -> tuple[Any, Any, Any]:
@@ -25,10 +25,7 @@ def _ranges(told: Any) -> Any:
 
 
 @torch.library.custom_op(
-    "ringattn::masked_forward",
-    mutates_args=(),
-    schema=f"(Tensor query, Tensor key, Tensor value, Tensor mask, Tensor? position_ids, Tensor? seed, {_SETTINGS})"
-    " -> (Tensor, Tensor, Tensor)",
+    "ringattn::masked_forward", mutates_args=(), schema=schema("Tensor mask", "Tensor? position_ids", "Tensor? seed")
 )
 def masked_forward(
     query: torch.Tensor,
@@ -47,24 +44,10 @@ def masked_forward(
     return out, lse, state_of(problem, number)
 
 
-@masked_forward.register_fake
-def _(query, key, value, *_):  # type: ignore[no-untyped-def]
-    batch, rows, heads, _ = query.shape
-    return (
-        query.new_empty(query.shape),
-        query.new_empty((batch, heads, rows), dtype=_lse_dtype(query.dtype)),
-        torch.empty((_STATE,), dtype=torch.int64, device="cpu"),
-    )
+masked_forward.register_fake(fake_forward)
 
 
-@torch.library.custom_op(
-    "ringattn::masked_backward",
-    mutates_args=(),
-    schema=(
-        "(Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, Tensor dout, Tensor state, Tensor mask, "
-        f"{_SETTINGS}) -> (Tensor, Tensor, Tensor)"
-    ),
-)
+@torch.library.custom_op("ringattn::masked_backward", mutates_args=(), schema=schema(*RESULTS, "Tensor state", "Tensor mask"))
 def masked_backward(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -78,9 +61,8 @@ def masked_backward(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     told, options, where = _call(mask, settings)
     kept = [x[:, : told.keys] for x in (key, value)]
-    seq_q, seq_k, seed = state.tolist()
-    problem = problem_for(options, _checked(query, *kept)[0]._replace(seq_q=seq_q, seq_k=seq_k))
-    gradients = run_backward(query, *kept, out, lse, dout, None, problem, where, seed % 2**64, _ranges(told))
+    problem, seed = agreed(state, options, query, *kept)
+    gradients = run_backward(query, *kept, out, lse, dout, None, problem, where, seed, _ranges(told))
     unused = key.size(1) - told.keys  # rows of a static cache that nobody has read
     if not unused:
         return gradients
@@ -88,9 +70,7 @@ def masked_backward(
     return dq, *(torch.nn.functional.pad(x, (0, 0, 0, 0, 0, unused)) for x in (dk, dv))  # type: ignore[return-value]
 
 
-@masked_backward.register_fake
-def _(query, key, value, *_):  # type: ignore[no-untyped-def]
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+masked_backward.register_fake(fake_backward)
 
 
 def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:

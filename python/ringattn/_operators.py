@@ -183,6 +183,12 @@ def state_of(problem: Problem, seed: int) -> torch.Tensor:
     return torch.tensor((problem.shape.seq_q, problem.shape.seq_k, signed(seed)))
 
 
+def agreed(state: torch.Tensor, options: Options, *inputs: torch.Tensor) -> tuple[Problem, int]:
+    """The reverse of state_of, for backward: its problem and seed."""
+    seq_q, seq_k, seed = state.tolist()
+    return problem_for(options, _checked(*inputs)[0]._replace(seq_q=seq_q, seq_k=seq_k)), seed % 2**64
+
+
 def _schema_type(annotation: Any) -> str:
     """A Settings field's type in the language of operator schemas."""
     optional = type(None) in get_args(annotation)
@@ -190,16 +196,34 @@ def _schema_type(annotation: Any) -> str:
     return {tuple[int, ...]: "SymInt[]", int: "SymInt", float: "float", bool: "bool", str: "str"}[plain] + "?" * optional
 
 
-# The arguments that both operators share: (*settings, group).
+# The arguments that every operator ends with: (*settings, group).
 _SETTINGS = ", ".join(f"{_schema_type(kind)} {name}" for name, kind in get_type_hints(Settings).items()) + ", str group"
 
 
-@torch.library.custom_op(
-    "ringattn::forward",
-    mutates_args=(),
-    schema=f"(Tensor query, Tensor key, Tensor value, Tensor? seed, Tensor? key_range, {_SETTINGS})"
-    " -> (Tensor, Tensor, Tensor)",
-)
+def schema(*own: str) -> str:
+    """An operator's, with these arguments of its own. Forward gives out, lse and state, backward three gradients."""
+    return f"(Tensor query, Tensor key, Tensor value, {', '.join(own)}, {_SETTINGS}) -> (Tensor, Tensor, Tensor)"
+
+
+# What backward takes between forward's inputs and the arguments of its own.
+RESULTS = ("Tensor out", "Tensor lse", "Tensor dout")
+
+
+def fake_forward(query: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The results of forward without their values, for tracing."""
+    batch, rows, heads, _ = query.shape
+    return (
+        query.new_empty(query.shape),
+        query.new_empty((batch, heads, rows), dtype=_lse_dtype(query.dtype)),
+        torch.empty((_STATE,), dtype=torch.int64, device="cpu"),
+    )
+
+
+def fake_backward(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *_: Any) -> tuple[torch.Tensor, ...]:
+    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+
+
+@torch.library.custom_op("ringattn::forward", mutates_args=(), schema=schema("Tensor? seed", "Tensor? key_range"))
 def forward_op(
     query: torch.Tensor,
     key: torch.Tensor,
@@ -215,23 +239,11 @@ def forward_op(
     return out, lse, state_of(problem, number)
 
 
-@forward_op.register_fake
-def _(query, key, value, seed, key_range, *_):  # type: ignore[no-untyped-def]
-    batch, rows, heads, _ = query.shape
-    return (
-        query.new_empty(query.shape),
-        query.new_empty((batch, heads, rows), dtype=_lse_dtype(query.dtype)),
-        torch.empty((_STATE,), dtype=torch.int64, device="cpu"),
-    )
+forward_op.register_fake(fake_forward)
 
 
 @torch.library.custom_op(
-    "ringattn::backward",
-    mutates_args=(),
-    schema=(
-        "(Tensor query, Tensor key, Tensor value, Tensor out, Tensor lse, Tensor dout, Tensor? dlse, Tensor state, "
-        f"Tensor? key_range, {_SETTINGS}) -> (Tensor, Tensor, Tensor)"
-    ),
+    "ringattn::backward", mutates_args=(), schema=schema(*RESULTS, "Tensor? dlse", "Tensor state", "Tensor? key_range")
 )
 def backward_op(
     query: torch.Tensor,
@@ -246,16 +258,12 @@ def backward_op(
     *settings: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     options, where = make_options(settings[:-1]), _dist.resolve(settings[-1])
-    seq_q, seq_k, seed = state.tolist()
-    problem = problem_for(options, _checked(query, key, value)[0]._replace(seq_q=seq_q, seq_k=seq_k))
-    return run_backward(
-        query, key, value, out, lse, dout, dlse, problem, where, seed % 2**64, key_ranges(key_range, query.size(0))
-    )
+    problem, seed = agreed(state, options, query, key, value)
+    ranges = key_ranges(key_range, query.size(0))
+    return run_backward(query, key, value, out, lse, dout, dlse, problem, where, seed, ranges)
 
 
-@backward_op.register_fake
-def _(query, key, value, *_):  # type: ignore[no-untyped-def]
-    return query.new_empty(query.shape), key.new_empty(key.shape), value.new_empty(value.shape)
+backward_op.register_fake(fake_backward)
 
 
 def number_of(seed: Optional[torch.Tensor]) -> int:
