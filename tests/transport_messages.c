@@ -6,28 +6,6 @@
 
 /* ------------------------------------------------------------------------------------------------------------- the frame */
 
-static void crc32c_gives_the_published_check_values(void **state) {
-    (void)state;
-    char zeros[32] = {0};
-    assert_int_equal(ra_crc32c(0, "123456789", 9), 0xe3069283u);
-    assert_int_equal(ra_crc32c(0, zeros, 32), 0x8a9136aau);
-    assert_int_equal(ra_crc32c(0, "", 0), 0);
-}
-
-static void crc32c_by_instruction_equals_crc32c_by_tables_at_every_length_and_alignment(void **state) {
-    (void)state;
-    unsigned char data[300];
-    for (int i = 0; i < 300; i++) data[i] = (unsigned char)(i * 37 + (i >> 3));
-    for (size_t start = 0; start < 9; start++) {
-        for (size_t bytes = 0; bytes + start <= 290; bytes++) {
-            uint32_t whole = ra_crc32c_tables(0, data + start, bytes);
-            assert_int_equal(ra_crc32c(0, data + start, bytes), whole);
-            size_t half = bytes / 2;
-            assert_int_equal(ra_crc32c(ra_crc32c(0, data + start, half), data + start + half, bytes - half), whole);
-        }
-    }
-}
-
 static const ra_header sample = {.flags = RA_HEADER_PAYLOAD_CRC,
                                  .sequence = 0x0102030405060708,
                                  .step = -3,
@@ -338,8 +316,6 @@ int main(void) {
     static char names[COMMON * GROUP_KINDS][160];
     static group_kind kinds[GROUP_KINDS];
     struct CMUnitTest tests[ALONE + COMMON * GROUP_KINDS] = {
-        cmocka_unit_test(crc32c_gives_the_published_check_values),
-        cmocka_unit_test(crc32c_by_instruction_equals_crc32c_by_tables_at_every_length_and_alignment),
         cmocka_unit_test(a_header_is_read_as_it_was_written),
         cmocka_unit_test(every_flipped_bit_of_a_message_is_caught),
         cmocka_unit_test(every_header_field_that_differs_from_what_is_expected_is_caught),

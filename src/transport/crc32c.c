@@ -83,11 +83,6 @@ static uint32_t by_instruction(uint32_t crc, const unsigned char *p, size_t byte
 static uint32_t by_instruction(uint32_t crc, const unsigned char *p, size_t bytes) { return by_tables(crc, p, bytes); }
 #endif
 
-uint32_t ra_crc32c_tables(uint32_t crc, const void *data, size_t bytes) {
-    pthread_once(&once, prepare);
-    return ~by_tables(~crc, data, bytes);
-}
-
 uint32_t ra_crc32c(uint32_t crc, const void *data, size_t bytes) {
     pthread_once(&once, prepare);
     return ~(hardware ? by_instruction(~crc, data, bytes) : by_tables(~crc, data, bytes));

@@ -7,7 +7,5 @@
 
 /* Continues `crc` (0 at the start) over `bytes` bytes, with the CPU's instruction where it has one. */
 uint32_t ra_crc32c(uint32_t crc, const void *data, size_t bytes);
-/* The same by tables, for any CPU; the reference of the tests. */
-uint32_t ra_crc32c_tables(uint32_t crc, const void *data, size_t bytes);
 
 #endif
