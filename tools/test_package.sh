@@ -36,6 +36,7 @@ out, two = ringattn.attention(x, x, x, is_causal=True), ringattn.attention(x, x,
 assert out.shape == x.shape and np.abs(out - two).max() < 1e-5 and np.allclose(out[0, 0], x[0, 0], atol=1e-5)
 END
     (cd build && venv-empty/bin/python try.py) || fail "$1 does not compute"
+    "$python" tests/install_objects.py $venv/lib/python3*/site-packages/ringattn || fail "$1 is built without hardening"
     (cd build && venv-empty/bin/ringattn verify --cases 3) || fail "the command of $1 does not run"
     for extra in torch transformers plot; do # named in the metadata; what they name is not installed
         $venv/bin/python -c "import importlib.metadata as m; assert '$extra' in m.metadata('ringattn').get_all('Provides-Extra')" ||
