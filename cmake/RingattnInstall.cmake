@@ -37,20 +37,14 @@ configure_file(cmake/ringattn.pc.in ringattn.pc @ONLY)
 install(FILES ${PROJECT_BINARY_DIR}/ringattn.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 
 # A Python wheel (pyproject.toml) holds the shared library and the command line beside the package's files; wheels know no symbolic
-# links. The CUDA part takes minutes to build, so it comes along on machines with a GPU, or with -DRA_WHEEL_CUDA=ON.
+# links.
 if(SKBUILD)
     add_custom_target(wheel DEPENDS ringattn $<TARGET_NAME_IF_EXISTS:ringattn_cli>)
     install(FILES $<TARGET_FILE:ringattn> DESTINATION ringattn COMPONENT python RENAME libringattn.so)
     if(TARGET ringattn_cli)
         install(PROGRAMS $<TARGET_FILE:ringattn_cli> DESTINATION ringattn COMPONENT python)
     endif()
-    if(EXISTS /dev/nvidiactl)
-        set(has_gpu ON)
-    else()
-        set(has_gpu OFF)
-    endif()
-    option(RA_WHEEL_CUDA "The wheel holds the CUDA kernels" ${has_gpu})
-    if(TARGET ringattn_cuda AND RA_WHEEL_CUDA)
+    if(TARGET ringattn_cuda)
         add_dependencies(wheel ringattn_cuda)
         install(FILES $<TARGET_FILE:ringattn_cuda> DESTINATION ringattn COMPONENT python)
     endif()
