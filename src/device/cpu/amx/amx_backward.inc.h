@@ -162,7 +162,7 @@ INLINE void add_to_piece(tile_job *t, progress *g, const int64_t products, const
     backward_space *f = t->f;
     const bool values = g->piece < depth;
     const int64_t column = g->piece % depth;
-    multiply_and_differentiate(&t->owed, (values ? f->dv : f->dk) + (g->chunk * depth + column) * 4 * SUMS,
+    multiply_and_differentiate_adding(&t->owed, (values ? f->dv : f->dk) + (g->chunk * depth + column) * 4 * SUMS,
                                (values ? f->p : f->ds)[g->chunk & 1] + g->group * STEP,
                                (values ? f->dout_along : f->q_along) + (column * t->block.groups + g->group) * STEP, STEP,
                                products, g->group > 0 || f->summed[g->chunk], work, from, to);
@@ -173,24 +173,35 @@ INLINE void add_to_piece(tile_job *t, progress *g, const int64_t products, const
     f->summed[g->chunk] |= g->piece == 2 * depth;
 }
 
-/* The next `products`, and units. Where it is known that they are part of a piece, or some whole ones, all of it is written
- * out. */
+/* The next `products`, and units of work. Where the products are known to be part of a piece, or two whole ones, they are
+ * inlined. */
 INLINE void add_gradients(tile_job *t, progress *g, const int64_t products, const int64_t depth, backward_work *work,
                           const int64_t from, const int64_t to) {
     enum { GROUPS = BLOCK / SQUARE };
     if (g->piece == 2 * depth) return;
-    if (t->block.groups % products == 0) {
+    if (products <= GROUPS && t->block.groups % products == 0) {
         add_to_piece(t, g, products, depth, work, from, to);
         return;
     }
-    if (LIMBS > 1 && __builtin_constant_p(products) && products % GROUPS == 0 && t->block.groups == GROUPS) {
-        _Pragma("GCC unroll 4") for (int64_t done = 0; done < products; done += GROUPS) add_to_piece(
-            t, g, GROUPS, depth, work, due_at(from, to, done, products), due_at(from, to, done + GROUPS, products));
+    if (LIMBS == 3 && __builtin_constant_p(products) && products == 2 * GROUPS && t->block.groups == GROUPS) {
+        const int64_t half = due_at(from, to, 1, 2);
+        add_to_piece(t, g, GROUPS, depth, work, from, half);
+        add_to_piece(t, g, GROUPS, depth, work, half, to);
         return;
     }
+    backward_work other = *work; /* its address goes to a function, so that of `work` need not, which stays in registers */
     for (int64_t done = 0, count; done < products && g->piece < 2 * depth; done += count) {
         count = ra_min(products - done, t->block.groups - g->group);
-        add_to_piece(t, g, count, depth, work, due_at(from, to, done, products), due_at(from, to, done + count, products));
+        add_to_piece(t, g, count, depth, &other, due_at(from, to, done, products), due_at(from, to, done + count, products));
+    }
+    *work = other;
+}
+
+/* The next `products` alone. */
+static __attribute__((noinline)) void add_gradients_alone(tile_job *t, progress *g, int64_t products) {
+    for (int64_t done = 0, count; done < products && g->piece < 2 * t->depth; done += count) {
+        count = ra_min(products - done, t->block.groups - g->group);
+        add_to_piece(t, g, count, t->depth, NO_WORK);
     }
 }
 
@@ -387,15 +398,20 @@ INLINE void walk_block(tile_job *t, const int64_t depth) {
                 multiply_alone(&t->owed, SQUARE_SCORES(t, chunk + last, next, depth), false, NO_WORK);
                 multiply_alone(&t->owed, SQUARE_SLOPES(t, chunk + last, next, depth), false, NO_WORK);
             }
-            if (gradients) add_gradients(t, &done, 2 * depth, depth, NULL, 0, 0);
+            if (gradients) add_gradients_alone(t, &done, 2 * depth);
             else settle(&t->owed);
             differentiate_masked(work); /* the very last square may have no mask: it comes once in a block */
         }
     }
     progress done = {.chunk = b->to - 1};
-    add_gradients(t, &done, INT64_MAX, depth, NULL, 0, 0);
+    add_gradients_alone(t, &done, INT64_MAX);
     multiply_queries(t);
 }
+
+/* The common head dimensions have code of their own, in functions of their own: compilers take long over large ones. */
+static __attribute__((noinline)) void walk_block_2(tile_job *t) { walk_block(t, 2); }
+static __attribute__((noinline)) void walk_block_4(tile_job *t) { walk_block(t, 4); }
+static __attribute__((noinline)) void walk_block_any(tile_job *t) { walk_block(t, t->depth); }
 
 /* ----------------------------------------------------------------------------------------------------------- tiles */
 
@@ -475,11 +491,11 @@ static void backward_tile(const ra_backward_step *step, const ra_slab *slab, int
         const bool meets = t.block.from < t.block.to;
         f->dq = ra_dq_queue_next(&kept->queue);
         if (step->single) ra_slab_ends(slab, row, block_end, keys, first / keys, &opens, &closes);
-        switch (!meets ? -1 : UNROLL_STEPS ? t.depth : 0) { /* the common head dimensions have their own code */
+        switch (!meets ? -1 : UNROLL_STEPS ? t.depth : 0) {
         case -1: load_block(&t, block_end); break;
-        case 2: walk_block(&t, 2); break;
-        case 4: walk_block(&t, 4); break;
-        default: walk_block(&t, t.depth);
+        case 2: walk_block_2(&t); break;
+        case 4: walk_block_4(&t); break;
+        default: walk_block_any(&t);
         }
         if (!meets && !opens && !closes) continue;
         if (!meets) memset(f->dq, 0, (size_t)elements * sizeof(float));

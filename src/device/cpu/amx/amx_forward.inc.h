@@ -274,12 +274,12 @@ INLINE void walk(strip *t, const int64_t depth) {
         fetch_ahead(t, step, depth);
         if (plain && scores && values) {
             multiply_and_weigh(&t->owed, SCORES_OF(t, step + 1, depth), false, &work, 0, FORWARD_UNITS / 2);
-            multiply_and_weigh(&t->owed, VALUES_OF(t, block - 1, piece, depth, depth), add, &work, FORWARD_UNITS / 2,
+            multiply_and_weigh_adding(&t->owed, VALUES_OF(t, block - 1, piece, depth, depth), add, &work, FORWARD_UNITS / 2,
                                FORWARD_UNITS);
         } else if (plain && scores) {
             multiply_and_weigh(&t->owed, SCORES_OF(t, step + 1, depth), false, &work, 0, FORWARD_UNITS);
         } else if (plain) {
-            multiply_and_weigh(&t->owed, VALUES_OF(t, block - 1, piece, depth, depth), add, &work, 0, FORWARD_UNITS);
+            multiply_and_weigh_adding(&t->owed, VALUES_OF(t, block - 1, piece, depth, depth), add, &work, 0, FORWARD_UNITS);
         } else {
             if (scores) multiply(&t->owed, SCORES_OF(t, step + 1, depth), false, NO_WORK);
             if (values) multiply(&t->owed, VALUES_OF(t, block - 1, piece, depth, depth), add, NO_WORK);
@@ -300,6 +300,12 @@ INLINE void walk(strip *t, const int64_t depth) {
     settle(&t->owed);
     memcpy(f->all_sums + t->row, f->sums[t->steps & 1], sizeof f->sums[0]);
 }
+
+/* The common head dimensions have code of their own, in functions of their own: compilers take long over large ones. */
+static __attribute__((noinline)) void walk_1(strip *t) { walk(t, 1); }
+static __attribute__((noinline)) void walk_2(strip *t) { walk(t, 2); }
+static __attribute__((noinline)) void walk_4(strip *t) { walk(t, 4); }
+static __attribute__((noinline)) void walk_any(strip *t) { walk(t, t->depth); }
 
 /* Rows [row, row + STRIP) against the packed keys [first, last). */
 static void forward_strip(forward_space *f, const ra_problem *problem, int64_t row, int64_t first, int64_t last, ahead *a) {
@@ -328,11 +334,11 @@ static void forward_strip(forward_space *f, const ra_problem *problem, int64_t r
     f->fresh[row / STRIP] = false;
     t.from = low / (depth * SQUARE) * depth;
     t.steps = ra_ceil_div(high, SQUARE) - t.from;
-    switch (UNROLL_STEPS ? depth : 0) { /* the common head dimensions have their own code */
-    case 1: walk(&t, 1); break;
-    case 2: walk(&t, 2); break;
-    case 4: walk(&t, 4); break;
-    default: walk(&t, depth);
+    switch (UNROLL_STEPS ? depth : 0) {
+    case 1: walk_1(&t); break;
+    case 2: walk_2(&t); break;
+    case 4: walk_4(&t); break;
+    default: walk_any(&t);
     }
 }
 

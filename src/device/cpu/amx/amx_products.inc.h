@@ -4,7 +4,8 @@
  * Gives   DEFINE_PRODUCT(name, load_a)
  *         DEFINE_PRODUCT_WITH_WORK(name, load_a, work_type, unit)
  *                         define a function name(owed, c, a, b, b_step, depth, add, work, from, to) that computes C = A B, or
- *                         C += A B with `add`; the second also computes the units of work [from, to)
+ *                         C += A B with `add`; the second also computes the units of work [from, to). Of the second, name()
+ *                         is for add = false, and name_adding() for either
  *         NO_WORK         the last three arguments of a product without work
  *         debt, settle()  sums that are still in the tiles, and how to get them into memory
  *         due_at()        how much of the work is due when part of a product is done
@@ -16,8 +17,8 @@
  *                  4      0  1
  *                  5      2  3        C
  *
- * The number of a tile is part of the instruction, so what names one is a macro. These macros are parts of the body of one
- * function, DEFINE_PRODUCT_AS, and use its arguments and variables.
+ * The number of a tile is part of the instruction, so what names one is a macro. These macros are parts of the body of a
+ * product (PRODUCT_BODY), and use its arguments and variables.
  */
 #ifndef RA_DEVICE_CPU_AMX_PRODUCTS_H
 #define RA_DEVICE_CPU_AMX_PRODUCTS_H
@@ -89,7 +90,7 @@ INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { r
  *     UNITS_BY_COUNTING     a running sum says when the next unit is due: no division
  *     NO_UNITS              there is no work
  *
- * Where no unit is due a few instructions that do nothing take its place: see DEFINE_PRODUCT_AS. */
+ * Where no unit is due a few instructions that do nothing take its place: see PRODUCT_BODY. */
 #define UNITS_BY_CONSTANTS(unit)                                                                                               \
     do {                                                                                                                       \
         const int64_t begin_ = due_at(from_, to_, part_, parts_), end_ = due_at(from_, to_, part_ + 1, parts_);                \
@@ -213,26 +214,20 @@ enum { GAPS = 38, SMALL_GAPS = 32 };
         }                                                                                                                      \
     } while (0)
 
-/* ALL_STEPS chooses among them. `known`: depth is a constant. `unit_call`: the unit as a function that is called, for elements
- * of several limbs where depth is not known: they have too many gaps to write the unit out in each. `small_first`: see f32. */
+/* The loop where depth is a constant, and where it is not. `small_first`: see f32. */
 #if LIMBS == 1
-#define ALL_STEPS(known, load_a, unit, unit_call, small_first)                                                                 \
-    if (known) STEPS_UNROLLED(MULTIPLY_ALL, GAPS, load_a, unit);                                                               \
-    else STEPS_COUNTED(MULTIPLY_ALL, GAPS, load_a, unit_call)
-#else
-#define STEPS_ALIKE_OR_COUNTED(multiply, gaps, known, load_a, unit, unit_call)                                                 \
-    if ((known) && (to - from) % depth == 0) STEPS_ALIKE(multiply, gaps, load_a, unit)                                         \
-    else STEPS_COUNTED(multiply, gaps, load_a, unit_call)
-#if LIMBS == 2
-#define ALL_STEPS(known, load_a, unit, unit_call, small_first)                                                                 \
-    STEPS_ALIKE_OR_COUNTED(MULTIPLY_ALL, GAPS, known, load_a, unit, unit_call)
+#define KNOWN_STEPS(load_a, unit, small_first) STEPS_UNROLLED(MULTIPLY_ALL, GAPS, load_a, unit)
+#define OTHER_STEPS(load_a, unit, small_first) STEPS_COUNTED(MULTIPLY_ALL, GAPS, load_a, unit)
+#elif LIMBS == 2
+#define KNOWN_STEPS(load_a, unit, small_first) STEPS_ALIKE(MULTIPLY_ALL, GAPS, load_a, unit)
+#define OTHER_STEPS(load_a, unit, small_first) STEPS_COUNTED(MULTIPLY_ALL, GAPS, load_a, unit)
 #else
 /* f32 rounds at every sum, and the larger the sum, the larger the error. A product that starts from 0 first adds up all small
  * products of limbs, over the whole depth, and only then those of the leading limbs. Scores of tens are not exact enough
  * otherwise. */
-#define ALL_STEPS(known, load_a, unit, unit_call, small_first)                                                                 \
+#define SMALL_STEPS_FIRST(steps, load_a, unit, small_first)                                                                    \
     if (small_first) {                                                                                                         \
-        STEPS_ALIKE_OR_COUNTED(MULTIPLY_SMALL, SMALL_GAPS, known, load_a, unit, unit_call);                                    \
+        steps(MULTIPLY_SMALL, SMALL_GAPS, load_a, unit);                                                                       \
         a -= depth * STEP;                                                                                                     \
         b -= depth * b_step;                                                                                                   \
         for (int64_t step_ = 0; step_ < depth; step_++, a += STEP, b += b_step) {                                              \
@@ -240,9 +235,10 @@ enum { GAPS = 38, SMALL_GAPS = 32 };
             MULTIPLY_LIMBS(0, 0, load_a, NO_UNIT, NO_UNITS);                                                                   \
         }                                                                                                                      \
     } else {                                                                                                                   \
-        STEPS_ALIKE_OR_COUNTED(MULTIPLY_ALL, GAPS, known, load_a, unit, unit_call);                                            \
+        steps(MULTIPLY_ALL, GAPS, load_a, unit);                                                                               \
     }
-#endif
+#define KNOWN_STEPS(load_a, unit, small_first) SMALL_STEPS_FIRST(STEPS_ALIKE, load_a, unit, small_first)
+#define OTHER_STEPS(load_a, unit, small_first) SMALL_STEPS_FIRST(STEPS_COUNTED, load_a, unit, small_first)
 #endif
 
 /* ------------------------------------------------------------------------------------------------------ the functions */
@@ -254,45 +250,64 @@ enum { GAPS = 38, SMALL_GAPS = 32 };
  * Tiles and vectors are computed at the same time because a processor looks ahead some 500 instructions. Where the other thread
  * of its core is busy it looks ahead half as far; and a tile instruction takes half as long again if another one is among the 8
  * instructions before it. Hence work, or TILE_REST, behind every single one. */
-#define DEFINE_PRODUCT_AS(function, load_a, work_type, unit, unit_call, small_first)                                           \
-    function(debt *owed, float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth, const bool add,        \
-             work_type *work, const int64_t from, const int64_t to) {                                                          \
+#define PRODUCT_ARGUMENTS(work_type)                                                                                           \
+    debt *owed, float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth, const bool add,                 \
+        work_type *work, const int64_t from, const int64_t to
+#define PRODUCT_BODY(all_steps)                                                                                                \
+    {                                                                                                                          \
         __asm__ volatile("" ::: "memory"); /* compilers do not know that a tile load reads memory */                           \
         float *owed_ = owed->c;                                                                                                \
         const bool adds_ = owed->adds;                                                                                         \
         float *const partial_ = owed->partial;                                                                                 \
-        ALL_STEPS(UNROLL_STEPS &&__builtin_constant_p(depth), load_a, unit, unit_call, small_first);                           \
+        all_steps;                                                                                                             \
         owed->c = c;                                                                                                           \
         owed->adds = add;                                                                                                      \
         (void)adds_, (void)partial_;                                                                                           \
     }
 
-/* With constant depths a product is inlined into each call, which knows `add` as well; else all calls share one function. */
-#if UNROLL_STEPS
-#define PRODUCT_LINKAGE INLINE
-#define STARTS_FROM_ZERO (__builtin_constant_p(add) && !add)
-#else
-#define PRODUCT_LINKAGE static __attribute__((noinline))
-#define STARTS_FROM_ZERO (!add)
-#endif
+/* A unit for products whose depth is not known: called where limbs are several, as there are too many gaps to write it out in
+ * each. */
 #if LIMBS == 1
-#define DEFINE_PRODUCT_WITH_WORK(name, load_a, work_type, unit)                                                                \
-    DEFINE_PRODUCT_AS(PRODUCT_LINKAGE void name, load_a, work_type, unit, unit, false)
+#define DEFINE_CALL(name, work_type, unit) INLINE void name##_call(work_type *work, int64_t i) { unit(work, i); }
 #else
-#define DEFINE_PRODUCT_WITH_WORK(name, load_a, work_type, unit)                                                                \
-    static __attribute__((noinline)) void name##_call(work_type *work, int64_t i) { unit(work, i); }                           \
-    DEFINE_PRODUCT_AS(PRODUCT_LINKAGE void name, load_a, work_type, unit, name##_call, STARTS_FROM_ZERO)
+#define DEFINE_CALL(name, work_type, unit)                                                                                     \
+    static __attribute__((noinline)) void name##_call(work_type *work, int64_t i) { unit(work, i); }
 #endif
 
-/* Without work. A product of several limbs takes so long that a call is nothing beside it: one function serves them all. */
+/* A product whose depth is a constant is inlined into its call, where the units are known as well. All others share one
+ * function, name_other: they are few, or take so long that a call is nothing beside them, and compilers would take minutes over
+ * them. */
+#if UNROLL_STEPS
+#define DEPTH_IS_KNOWN (__builtin_constant_p(depth) && (LIMBS == 1 || (to - from) % depth == 0))
+#define DEFINE_PRODUCT_WITH_WORK(name, load_a, work_type, unit)                                                                \
+    DEFINE_CALL(name, work_type, unit)                                                                                         \
+    static __attribute__((noinline)) void name##_other(PRODUCT_ARGUMENTS(work_type), const bool small_first_) {                \
+        (void)small_first_;                                                                                                    \
+        PRODUCT_BODY(OTHER_STEPS(load_a, name##_call, small_first_))                                                           \
+    }                                                                                                                          \
+    INLINE void name##_adding(PRODUCT_ARGUMENTS(work_type)) {                                                                  \
+        if (DEPTH_IS_KNOWN) PRODUCT_BODY(KNOWN_STEPS(load_a, unit, false))                                                     \
+        else name##_other(owed, c, a, b, b_step, depth, add, work, from, to, false);                                           \
+    }                                                                                                                          \
+    INLINE void name(PRODUCT_ARGUMENTS(work_type)) {                                                                           \
+        if (DEPTH_IS_KNOWN) PRODUCT_BODY(KNOWN_STEPS(load_a, unit, true))                                                      \
+        else name##_other(owed, c, a, b, b_step, depth, add, work, from, to, true);                                            \
+    }
+#else
+#define DEFINE_PRODUCT_WITH_WORK(name, load_a, work_type, unit)                                                                \
+    DEFINE_CALL(name, work_type, unit)                                                                                         \
+    static __attribute__((noinline)) void name##_adding(PRODUCT_ARGUMENTS(work_type))                                          \
+        PRODUCT_BODY(OTHER_STEPS(load_a, name##_call, !add))                                                                   \
+    INLINE void name(PRODUCT_ARGUMENTS(work_type)) {                                                                           \
+        name##_adding(owed, c, a, b, b_step, depth, add, work, from, to);                                                      \
+    }
+#endif
+
+/* Without work. */
 #define NO_WORK NULL, 0, 0
 #define NO_UNIT(work, unit) ((void)(work), (void)(unit))
-#if LIMBS == 1
-#define DEFINE_PRODUCT(name, load_a) DEFINE_PRODUCT_AS(PRODUCT_LINKAGE void name, load_a, void, NO_UNIT, NO_UNIT, false)
-#else
 #define DEFINE_PRODUCT(name, load_a)                                                                                           \
-    DEFINE_PRODUCT_AS(static __attribute__((noinline)) void name, load_a, void, NO_UNIT, NO_UNIT, !add)
-#endif
+    static __attribute__((noinline)) void name(PRODUCT_ARGUMENTS(void)) PRODUCT_BODY(OTHER_STEPS(load_a, NO_UNIT, !add))
 
 /* Stores what the last product left in the tiles. */
 INLINE void settle(debt *owed) {
