@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "device/cuda/loader.h"
 #include "support.h"
@@ -66,6 +67,7 @@ typedef struct hand {
     ra_status status[RANKS];
     char error[RANKS][512];
     int calls;
+    bool checksum; /* the lane is staged, then */
 } hand;
 
 static void call_by_hand(void *arg, int rank) {
@@ -79,6 +81,7 @@ static void call_by_hand(void *arg, int rank) {
     desc.bucket = ROWS / 2;
     desc.schedule = RA_SCHEDULE_RING;
     desc.device = RA_DEVICE_CUDA;
+    desc.checksum = h->checksum;
     ra_plan *plan = NULL;
     ra_status status = ra_plan_create(h->comms[rank], &desc, &plan);
     const ra_tensor q = ra_tensor_bnhd(h->q[rank], ROWS, HEADS, DIM);
@@ -150,6 +153,42 @@ static void hosts_of_a_direct_lane_never_wait_for_devices(void **state) {
     ra_cuda_close_stream(busy);
 }
 
+static double seconds_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* Two buckets over two hops: six steps, and four of them exchange. Beside each other they take as long as the steps; one after
+ * the other the copies of each exchange would come on top. */
+static void the_next_bucket_travels_while_this_one_is_computed(void **state) {
+    (void)state;
+    enum { STEPS = 6, EXCHANGES = 4, STEP_MS = 60 };
+    for (int staged = 0; staged < 2; staged++) {
+        const int copies = staged ? 2 : 1, copy_ms = staged ? 20 : 40; /* out and in, or straight */
+        hand *h = hand_open();
+        h->checksum = staged;
+        hand_run(h);
+        char text[16];
+        snprintf(text, sizeof text, "%d", copy_ms);
+        setenv("RINGATTN_STAND_IN_COPY_MS", text, 1);
+        snprintf(text, sizeof text, "%d", STEP_MS);
+        setenv("RINGATTN_STAND_IN_STEP_MS", text, 1);
+        const double start = seconds_now();
+        hand_run(h);
+        const double took = seconds_now() - start;
+        unsetenv("RINGATTN_STAND_IN_COPY_MS");
+        unsetenv("RINGATTN_STAND_IN_STEP_MS");
+        const double steps = 1e-3 * STEPS * STEP_MS, exchanges = 1e-3 * EXCHANGES * copies * copy_ms;
+        print_message("%s: %.0f ms, of which steps take %.0f; copies take %.0f\n", staged ? "staged" : "direct", 1e3 * took,
+                      1e3 * steps, 1e3 * exchanges);
+        for (int rank = 0; rank < RANKS; rank++) assert_int_equal(h->status[rank], RA_OK);
+        assert_true(took > steps);
+        assert_true(took < steps + 0.75 * exchanges);
+        hand_close(h);
+    }
+}
+
 static void two_ranks_of_a_process_with_one_stream_are_refused(void **state) {
     (void)state;
     hand *h = hand_open();
@@ -184,6 +223,7 @@ int main(void) {
         cmocka_unit_test(rows_that_nobody_reads_may_hold_anything),
         cmocka_unit_test(every_lane_gives_the_same_bits),
         cmocka_unit_test(hosts_of_a_direct_lane_never_wait_for_devices),
+        cmocka_unit_test(the_next_bucket_travels_while_this_one_is_computed),
         cmocka_unit_test(two_ranks_of_a_process_with_one_stream_are_refused),
         cmocka_unit_test(a_call_of_several_ranks_is_not_captured_into_a_graph),
     };

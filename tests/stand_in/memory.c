@@ -77,6 +77,7 @@ typedef struct copy_call {
 
 static void run_copy(void *arg) {
     copy_call *call = arg;
+    stream_slow_down("RINGATTN_STAND_IN_COPY_MS");
     memcpy(call->to, call->from, (size_t)call->bytes);
     free(call);
 }

@@ -124,6 +124,7 @@ static ra_forward_step *forward_of(call *c) {
 }
 
 static void run_forward(call *c) {
+    stream_slow_down("RINGATTN_STAND_IN_STEP_MS");
     ra_forward_step *s = forward_of(c);
     s->scratch = zeros(c->kernel->forward_scratch(&c->problem, 1));
     if (s->single) ra_rows_fill(s->problem, s->workers, &s->used, true, s->out, s->lse, s->m, s->l);

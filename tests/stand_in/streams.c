@@ -102,6 +102,12 @@ bool stream_passed(void *name, long ticket) {
     return passed;
 }
 
+void stream_slow_down(const char *variable) {
+    const char *text = getenv(variable);
+    const long milliseconds = text ? strtol(text, NULL, 10) : 0;
+    if (milliseconds > 0) nanosleep(&(struct timespec){milliseconds / 1000, milliseconds % 1000 * 1000000}, NULL);
+}
+
 void stream_wait_all(void) {
     pthread_mutex_lock(&streams_mutex);
     stream *s = streams; /* streams are put in front and never go */

@@ -12,6 +12,8 @@ long stream_enqueue(void *stream, void (*work)(void *arg), void *arg);
 void stream_wait(void *stream, long ticket);
 /* Is it done? */
 bool stream_passed(void *stream, long ticket);
+/* Takes as many milliseconds more as an environment variable says. */
+void stream_slow_down(const char *variable);
 /* Waits until everything that was enqueued on any stream is done. */
 void stream_wait_all(void);
 
