@@ -174,9 +174,12 @@ static void the_next_bucket_travels_while_this_one_is_computed(void **state) {
         setenv("RINGATTN_STAND_IN_COPY_MS", text, 1);
         snprintf(text, sizeof text, "%d", STEP_MS);
         setenv("RINGATTN_STAND_IN_STEP_MS", text, 1);
-        const double start = seconds_now();
-        hand_run(h);
-        const double took = seconds_now() - start;
+        double took = INFINITY;
+        for (int i = 0; i < 3; i++) { /* a busy machine may take longer now and then */
+            const double start = seconds_now();
+            hand_run(h);
+            took = fmin(took, seconds_now() - start);
+        }
         unsetenv("RINGATTN_STAND_IN_COPY_MS");
         unsetenv("RINGATTN_STAND_IN_STEP_MS");
         const double steps = 1e-3 * STEPS * STEP_MS, exchanges = 1e-3 * EXCHANGES * copies * copy_ms;
