@@ -44,10 +44,16 @@ static void leave(ra_together *together, const ra_copy_ops *copies, void *const 
 
 /* -------------------------------------------------------------------------------------------------------- open and close */
 
+/* Until nobody reads staged frames any more, which then may be freed: what is enqueued ends by itself. */
+static void settle(ra_lane *lane) {
+    bool passed = !lane->copying;
+    while (!passed && lane->copies->passed(lane->in, &passed) == RA_OK) sched_yield();
+    lane->copying = false;
+}
+
 /* Its moments `computed` and `in` are left to peers, if they may have been told of them. */
 static void close_lane(ra_lane *lane, ra_together *together) {
-    bool passed = !lane->copying; /* what is enqueued ends by itself */
-    while (!passed && lane->copies->passed(lane->in, &passed) == RA_OK) sched_yield();
+    settle(lane);
     void *moments[] = {lane->out, lane->computed, lane->in};
     for (int i = 0; i < (together ? 1 : 3); i++)
         if (moments[i]) lane->copies->forget(moments[i]);
@@ -82,6 +88,7 @@ ra_status ra_lane_reserve(ra_comm *comm, const ra_copy_ops *copies, const ra_pla
     if (!copies || comm->ranks == 1) return RA_OK;
     if (!comm->lane) RA_TRY(open_lane(copies, &comm->lane));
     if (kind_of(comm, plan) != &ra_lane_staged) return RA_OK;
+    settle(comm->lane);
     return ra_pool_reserve(comm->lane->staging, ra_frames_bytes(&plan->forward));
 }
 
