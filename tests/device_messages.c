@@ -52,7 +52,7 @@ static void what_comes_home_is_added_to_its_rows_alone(void **state) {
     EACH_ROW_OF_BOX(at)
     for (int64_t d = 0; d < DIM; d++) expected[row_at(b, h, r, i) * DIM + d] += packed[at * DIM + d];
     const ra_tensor tensor = ra_tensor_bnhd(sums, ROWS, HEADS, DIM);
-    assert_int_equal(gpu()->unpack_add(&queue, RA_BF16, &box, (char *)packed, tensor), RA_OK);
+    assert_int_equal(gpu()->unpack_add(&queue, RA_BF16, &box, (char *)packed, tensor, (ra_tensor){0}), RA_OK);
     assert_int_equal(gpu()->add(&queue, RA_BF16, (char *)packed, (char *)packed, NUMBERS), RA_OK);
     assert_int_equal(ra_cuda_synchronize(queue.stream), RA_OK);
     assert_memory_equal(sums, expected, sizeof sums);

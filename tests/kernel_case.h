@@ -162,6 +162,7 @@ typedef struct kernel_case {
     ra_item items[MAX_ITEMS];
     int64_t item_count;
     bool single;
+    bool halves; /* sums are: acc has the lower ones, out the upper ones */
     int64_t rows_k;
     guarded q, dout, k[MAX_ITEMS], v[MAX_ITEMS];
     guarded out, lse, acc, m, l;                     /* forward */
@@ -495,6 +496,7 @@ static inline kernel_case *case_new(uint64_t seed, ra_dtype dtype, const case_op
     if (o->dropout) p->dropout = rng_one_in(&r, 2) ? 0.1 : 0.5;
     p->seed = seed * 977;
     c->single = rng_one_in(&r, 2) || o->single;
+    c->halves = ra_dtype_size(dtype) == 2 && seed / 3 % 2;
     c->item_count = c->single || one ? 1 : rng_int(&r, 1, 3);
     for (int n = 0; n < c->item_count; n++) random_item(&r, c, n, o);
     for (int n = 0; n < c->item_count; n++) {
@@ -507,7 +509,7 @@ static inline kernel_case *case_new(uint64_t seed, ra_dtype dtype, const case_op
     c->q = guarded_new(&r, dtype, p->batch, p->rows_q, p->heads, p->head_dim);
     c->dout = guarded_new(&r, dtype, p->batch, p->rows_q, p->heads, p->head_dim);
     c->out = guarded_new(&r, dtype, p->batch, p->rows_q, p->heads, p->head_dim);
-    c->acc = guarded_new(&r, state, p->batch, p->rows_q, p->heads, p->head_dim);
+    c->acc = guarded_new(&r, c->halves ? dtype : state, p->batch, p->rows_q, p->heads, p->head_dim);
     c->dq = guarded_new(&r, state, p->batch, p->rows_q, p->heads, p->head_dim);
     c->lse = guarded_new(&r, state, p->batch, p->rows_q, p->heads, 0);
     c->delta = guarded_new(&r, state, p->batch, p->rows_q, p->heads, 0);
@@ -587,7 +589,21 @@ static inline void poison_row(kernel_case *c, int item, int64_t b, int64_t row, 
 
 static inline void poison_sums(kernel_case *c, int item, int64_t b, int64_t row, int64_t head, void *arg) {
     (void)item, (void)arg;
-    for (int64_t d = 0; d < c->acc.dim; d++) guarded_set(&c->acc, b, row, head, d, NAN);
+    for (int64_t d = 0; d < c->acc.dim; d++) {
+        guarded_set(&c->acc, b, row, head, d, NAN);
+        if (c->halves) guarded_set(&c->out, b, row, head, d, NAN);
+    }
+}
+
+/* Puts the upper halves back that a result was written over. */
+typedef struct kept_halves {
+    int first;        /* item */
+    const char *upper; /* what out held */
+} kept_halves;
+static inline void restore_upper(kernel_case *c, int item, int64_t b, int64_t row, int64_t head, void *arg) {
+    const kept_halves *kept = arg;
+    const size_t at = (size_t)guarded_at(&c->out, b, row, head, 0) * 2;
+    if (item >= kept->first) memcpy((char *)c->out.tensor.data + at, kept->upper + at, (size_t)c->out.dim * 2);
 }
 
 /* Not single: the last item is a step of its own in every other case, which closes its rows. */
@@ -609,6 +625,7 @@ static inline void case_forward(kernel_case *c, const ra_kernel *kernel, ra_work
                             .item_count = apart ? last : c->item_count,
                             .single = c->single,
                             .closes = c->single,
+                            .halves = c->halves && !c->single,
                             .q = c->q.tensor,
                             .out = c->out.tensor,
                             .lse = want_lse ? c->lse.tensor : none,
@@ -622,15 +639,22 @@ static inline void case_forward(kernel_case *c, const ra_kernel *kernel, ra_work
     guarded_keep(&c->q);
     assert_int_equal(kernel->forward(&step), RA_OK);
     guarded_check(&c->q, true);
+    const size_t out_bytes = (size_t)c->out.elements * ra_dtype_size(c->problem.dtype);
+    char *before = malloc(out_bytes + 1);
+    assert_non_null(before);
+    memcpy(before, c->out.tensor.data, out_bytes);
     if (!c->single)
-        ra_rows_finish(&c->problem, workers, &every, c->acc.tensor, c->m.tensor, c->l.tensor, c->out.tensor, step.lse);
+        ra_rows_finish(&c->problem, workers, &every, step.halves, c->acc.tensor, c->m.tensor, c->l.tensor, c->out.tensor,
+                       step.lse);
     if (apart) {
         case_rows(c, false, poison_row, &(int){last});
+        if (c->halves) case_rows(c, false, restore_upper, &(kept_halves){last, before});
         step.items += last;
         step.item_count = 1;
         step.closes = true;
         assert_int_equal(kernel->forward(&step), RA_OK);
     }
+    free(before);
     scratch_free(step.scratch, bytes);
     for (int64_t b = 0; b < c->problem.batch; b++)
         for (int64_t row = 0; row < c->problem.rows_q; row++)
@@ -669,6 +693,84 @@ static inline void take_result(guarded *sums, guarded *result) {
     guarded_free(result);
 }
 
+/* Sums of a step in halves: a result, and the lower halves. In a step that is not single both begin with zeros; else the lower
+ * ones hold anything. */
+typedef struct halves_of {
+    guarded *sums; /* takes the outcome */
+    guarded result, lower;
+} halves_of;
+
+static inline halves_of halves_like(rng *r, const kernel_case *c, guarded *sums, const guarded *input) {
+    halves_of h = {.sums = sums};
+    if (c->single) h.result = result_like(r, c, sums, input);
+    else h.result = guarded_new(r, c->problem.dtype, sums->batches, sums->rows, sums->heads, sums->dim);
+    h.lower = guarded_new(r, c->problem.dtype, sums->batches, sums->rows, sums->heads, sums->dim);
+    for (int64_t b = 0; b < sums->batches; b++)
+        for (int64_t row = 0; row < sums->rows; row++)
+            for (int64_t head = 0; head < sums->heads; head++) {
+                guarded_use(&h.lower, b, row, head);
+                if (c->single) continue;
+                guarded_use(&h.result, b, row, head);
+                for (int64_t d = 0; d < sums->dim; d++) {
+                    guarded_set(&h.result, b, row, head, d, 0);
+                    guarded_set(&h.lower, b, row, head, d, 0);
+                }
+            }
+    guarded_keep(&h.result);
+    guarded_keep(&h.lower);
+    return h;
+}
+
+/* Brought together, unless there is a result already. */
+static inline void take_halves(const kernel_case *c, halves_of *h) {
+    guarded_check(&h->lower, false);
+    if (c->single) {
+        guarded_free(&h->lower);
+        take_result(h->sums, &h->result);
+        return;
+    }
+    guarded_check(&h->result, false);
+    for (int64_t b = 0; b < h->sums->batches; b++)
+        for (int64_t row = 0; row < h->sums->rows; row++)
+            for (int64_t head = 0; head < h->sums->heads; head++)
+                for (int64_t d = 0; d < h->sums->dim; d++) {
+                    const uint16_t *upper = h->result.tensor.data, *lower = h->lower.tensor.data;
+                    const uint32_t bits = (uint32_t)upper[guarded_at(&h->result, b, row, head, d)] << 16 |
+                                          lower[guarded_at(&h->lower, b, row, head, d)];
+                    float value;
+                    memcpy(&value, &bits, sizeof value);
+                    if (h->sums->used[guarded_at(h->sums, b, row, head, d)])
+                        guarded_set(h->sums, b, row, head, d, (double)value);
+                    else assert_true(value == 0);
+                }
+    guarded_free(&h->result);
+    guarded_free(&h->lower);
+}
+
+static inline void case_backward_halves(kernel_case *c, const ra_kernel *kernel, ra_backward_step *step, rng *r) {
+    halves_of dq = halves_like(r, c, &c->dq, &c->q), of[2 * MAX_ITEMS];
+    ra_item whole[MAX_ITEMS];
+    memcpy(whole, c->items, sizeof whole);
+    step->halves = true;
+    step->dq = dq.result.tensor;
+    step->dq_acc = dq.lower.tensor;
+    /* The last of several items is like those of a message: with whole sums, and without a result. */
+    const int64_t parted = c->item_count > 1 ? c->item_count - 1 : c->item_count;
+    for (int64_t n = 0; n < parted; n++) {
+        ra_item *item = &c->items[n];
+        of[2 * n] = halves_like(r, c, &c->dk[n], &c->k[n]);
+        of[2 * n + 1] = halves_like(r, c, &c->dv[n], &c->v[n]);
+        item->dk_result = of[2 * n].result.tensor;
+        item->dv_result = of[2 * n + 1].result.tensor;
+        item->dk_view = of[2 * n].lower.tensor;
+        item->dv_view = of[2 * n + 1].lower.tensor;
+    }
+    assert_int_equal(kernel->backward(step), RA_OK);
+    take_halves(c, &dq);
+    for (int64_t n = 0; n < 2 * parted; n++) take_halves(c, &of[n]);
+    memcpy(c->items, whole, sizeof whole);
+}
+
 static inline void case_backward(kernel_case *c, const ra_kernel *kernel, ra_workers *workers) {
     const ra_problem *p = &c->problem;
     for (int n = -1; n < c->item_count; n++) { /* the driver hands zeros */
@@ -698,6 +800,11 @@ static inline void case_backward(kernel_case *c, const ra_kernel *kernel, ra_wor
                              .workers = workers,
                              .scratch = scratch_new(bytes)};
     rng r = {.seed = p->seed};
+    if (c->halves) {
+        case_backward_halves(c, kernel, &step, &r);
+        scratch_free(step.scratch, bytes);
+        return;
+    }
     guarded *sums[3] = {&c->dq, &c->dk[0], &c->dv[0]}, *inputs[3] = {&c->q, &c->k[0], &c->v[0]}, results[3] = {0};
     for (int i = 0; c->single && i < 3; i++) results[i] = result_like(&r, c, sums[i], inputs[i]);
     ra_item *item = &c->items[0];

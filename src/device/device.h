@@ -27,6 +27,7 @@ typedef struct ra_pass_shape {
     bool single;                         /* every row is met by one item of one step (ra_forward_step, ra_backward_step) */
     bool direct;                         /* of the kernel: gradients of a single pass need no room for sums */
     bool travels;                        /* the state (backward: dq) of all rows lies in one block that peers exchange */
+    bool halves;                         /* sums of 16-bit types share the memory of their results (ra_device_ops) */
 } ra_pass_shape;
 
 /* The caller fills what comes before `step`; the rest is the device's own, from `lay` on. */
@@ -52,6 +53,7 @@ typedef struct ra_backward_pass {
     char *scratch;
     ra_backward_step step;
     ra_tensor dk_sums, dv_sums; /* of this rank's own keys: its items add to them */
+    int64_t sums_size;          /* of an element of them */
     ra_backward_rows rows;
 } ra_backward_pass;
 
@@ -81,6 +83,7 @@ struct ra_device_ops {
     int64_t usual_bucket;
     bool by_workers; /* computes on the threads of ra_queue.workers */
     bool fills;      /* a single forward step fills the rows that no item of it meets, so that a single pass has one step */
+    bool halves;     /* sums of 16-bit types that do not travel lie in halves: see ra_forward_step */
 
     /* Memory of its own, where workspaces lie, and how payload gets there; both NULL: it is this process's. */
     const ra_memory *memory;
@@ -109,9 +112,11 @@ struct ra_device_ops {
     ra_status (*forward_spoil)(const ra_forward_pass *pass);
     ra_status (*backward_spoil)(const ra_backward_pass *pass);
 
-    /* Messages: rows of k or v (of `dtype`) and of sums of gradients (of its state type). */
+    /* Messages: rows of k or v (of `dtype`) and of sums of gradients (of its state type). unpack_add adds to
+     * the sums of a pass, which end in `result` and may lie there in part. */
     ra_status (*pack)(const ra_queue *queue, ra_dtype dtype, const ra_box *box, ra_tensor from, char *packed);
-    ra_status (*unpack_add)(const ra_queue *queue, ra_dtype dtype, const ra_box *box, const char *packed, ra_tensor sums);
+    ra_status (*unpack_add)(const ra_queue *queue, ra_dtype dtype, const ra_box *box, const char *packed, ra_tensor sums,
+                            ra_tensor result);
     ra_status (*add)(const ra_queue *queue, ra_dtype dtype, char *sums, const char *more, int64_t count);
     /* mine += theirs: travelling blocks of forward, of backward. */
     ra_status (*merge_states)(const ra_queue *queue, const ra_problem *problem, char *mine, const char *theirs);

@@ -15,13 +15,15 @@
  * A plan in which every query row is met by at most one item of one step runs `single`: no state exists; the kernel starts from
  * empty and writes out and lse itself. (Rows that no item meets were filled before.) Otherwise kernels continue from the state
  * and write it back, and out and lse are formed after the last step; or by a last step that `closes`. For f32 and f64, acc may
- * be the out tensor itself, and m the lse tensor. */
+ * be the out tensor itself, and m the lse tensor. Of 16-bit types it may lie in `halves`: the upper 16 bits of a sum in its
+ * element of out, the lower ones in that of acc, which has 16 bits then. */
 typedef struct ra_forward_step {
     const ra_problem *problem;
     const ra_item *items;
     int64_t item_count;
     bool single;
     bool closes;           /* single, or the last step (CPU), of which one item meets all rows: out and lse are written */
+    bool halves;           /* acc is (CPU) */
     ra_tensor q, out, lse; /* lse.data may be NULL only when single */
     ra_tensor acc, m, l;   /* f32 (f64); unused when single */
     ra_used_rows used;     /* items meet no others */
@@ -39,15 +41,19 @@ static inline bool ra_state_empty(double m, double l) { return m == -INFINITY &&
  * A plan in which every query row and every key is met by at most one item of one step runs `single`: the kernel writes dq and
  * the dk_result and dv_result of each item itself, and where no pair is may leave what is there. dq_acc, dk_view and dv_view
  * are room for sums, with anything in it; or, if the type has more than 16 bits or the kernel is `direct`, the results
- * themselves. */
+ * themselves.
+ *
+ * Sums of 16-bit types may lie in `halves`, like acc of a forward step: those of dq, and of items that have a dk_result and a
+ * dv_result, single or not. */
 typedef struct ra_backward_step {
     const ra_problem *problem;
     const ra_item *items;
     int64_t item_count;
     bool single;
     bool zeroed; /* single, and results hold zeros, so that a kernel may add to them */
+    bool halves; /* (CPU) */
     ra_tensor q, dout, lse;
-    ra_tensor dq;     /* unused unless single */
+    ra_tensor dq;     /* unused unless single or in halves */
     ra_tensor delta;  /* rowsum(dout*out) - dlse, f32 (f64), addressed like lse */
     ra_tensor dq_acc; /* f32 (f64), addressed like q; zeroed by the driver before the first step, unless single */
     void *stream;
@@ -68,7 +74,7 @@ typedef struct ra_gradient {
 /* What happens to rows before the first backward step and after the last. */
 typedef struct ra_backward_rows {
     const ra_problem *problem;
-    bool single, zeroed; /* of the steps */
+    bool single, zeroed, halves; /* of the steps */
     ra_gradient gradients[3];
     ra_tensor dout, out, dlse, delta; /* dlse.data may be NULL */
     ra_used_rows used;                /* of queries */

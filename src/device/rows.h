@@ -13,18 +13,19 @@ void ra_rows_fill(const ra_problem *problem, ra_workers *workers, const ra_used_
 /* What a single step leaves to fill where its kernel writes every used row: 0 and -inf in the others (lse.data may be NULL). */
 void ra_rows_fill_gaps(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor out, ra_tensor lse,
                        int64_t rows, int64_t heads);
-/* After the last step: out = acc / l, lse = m + log l; an empty state gives 0 and -inf. acc may be out (f32, f64), m may be
- * lse; lse.data may be NULL. */
-void ra_rows_finish(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor acc, ra_tensor m,
-                    ra_tensor l, ra_tensor out, ra_tensor lse);
+/* After the last step: out = acc / l, lse = m + log l; an empty state gives 0 and -inf. acc may be out (f32, f64), or lie in
+ * halves (ra_forward_step); m may be lse; lse.data may be NULL. */
+void ra_rows_finish(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, bool halves, ra_tensor acc,
+                    ra_tensor m, ra_tensor l, ra_tensor out, ra_tensor lse);
 /* Zeros, in used rows alone; size: bytes of an element. */
 void ra_rows_zero(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor tensor, int64_t size,
                   int64_t rows, int64_t heads);
 /* Before backward: delta = rowsum(dout * out) - dlse; dlse.data may be NULL. */
 void ra_rows_delta(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor dout, ra_tensor out,
                    ra_tensor dlse, ra_tensor delta, int64_t rows, int64_t heads);
-/* dst (the problem's dtype) from src (f32, f64): the gradients after the last step. */
-void ra_rows_convert(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor dst, ra_tensor src,
-                     int64_t rows, int64_t heads);
+/* dst (the problem's dtype) from src (f32, f64; or the lower halves, and the upper ones in dst): the gradients after the last
+ * step. */
+void ra_rows_convert(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, bool halves, ra_tensor dst,
+                     ra_tensor src, int64_t rows, int64_t heads);
 
 #endif

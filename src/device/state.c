@@ -20,23 +20,27 @@ ra_tensor ra_sums_tensor(const ra_problem *p, const ra_used_rows *used, int64_t 
     return (ra_tensor){data, heads * head, p->head_dim / fold, head};
 }
 
+/* Bytes of an element of sums. */
+static int64_t sums_size(const ra_pass_shape *s) { return s->halves ? 2 : ra_state_size(s->problem->dtype); }
+
 /* Bytes of sums apart from results. */
-static int64_t sums_bytes(const ra_problem *p, const ra_used_rows *used, int64_t rows, int64_t heads) {
+static int64_t sums_bytes(const ra_pass_shape *s, bool queries) {
+    const ra_problem *p = s->problem;
     if (!is_narrow(p)) return 0;
-    return ra_round_up(p->batch * ra_sums_tensor(p, used, rows, heads, NULL).batch * ra_state_size(p->dtype), 64);
+    const ra_tensor sums = queries ? ra_sums_tensor(p, s->used_q, p->rows_q, p->heads, NULL)
+                                   : ra_sums_tensor(p, s->used_k, s->rows_k, p->kv_heads, NULL);
+    return ra_round_up(p->batch * sums.batch * sums_size(s), 64);
 }
 
 int64_t ra_forward_state_bytes(const ra_pass_shape *s) {
     const ra_problem *p = s->problem;
     if (s->single || s->travels) return 0;
-    return sums_bytes(p, s->used_q, p->rows_q, p->heads) + 2 * ra_round_up(numbers(p), 64);
+    return sums_bytes(s, true) + 2 * ra_round_up(numbers(p), 64);
 }
 
 /* Of a single pass a kernel that is direct writes results with no room for sums. */
 static int64_t gradient_bytes(const ra_pass_shape *s, bool queries) {
-    const ra_problem *p = s->problem;
-    if (s->single && s->direct) return 0;
-    return queries ? sums_bytes(p, s->used_q, p->rows_q, p->heads) : sums_bytes(p, s->used_k, s->rows_k, p->kv_heads);
+    return s->single && s->direct ? 0 : sums_bytes(s, queries);
 }
 
 int64_t ra_backward_state_bytes(const ra_pass_shape *s) {
@@ -54,6 +58,7 @@ void ra_forward_lay(ra_forward_pass *pass) {
     ra_forward_step step = {.problem = p,
                             .single = pass->shape.single,
                             .closes = pass->shape.single,
+                            .halves = pass->shape.halves && !pass->shape.single,
                             .q = pass->q,
                             .out = pass->out,
                             .lse = pass->lse,
@@ -70,7 +75,7 @@ void ra_forward_lay(ra_forward_pass *pass) {
         step.m = ra_tensor_lse(pass->travelling + numbers(p) * p->head_dim, p->rows_q, p->heads);
         step.l = ra_tensor_lse(pass->travelling + numbers(p) * (p->head_dim + 1), p->rows_q, p->heads);
     } else if (!step.single) {
-        int64_t sums = sums_bytes(p, pass->shape.used_q, p->rows_q, p->heads);
+        int64_t sums = sums_bytes(&pass->shape, true);
         step.acc = sums ? ra_sums_tensor(p, pass->shape.used_q, p->rows_q, p->heads, at) : pass->out;
         step.m = ra_tensor_lse(at = past(at, sums), p->rows_q, p->heads);
         step.l = ra_tensor_lse(past(at, ra_round_up(numbers(p), 64)), p->rows_q, p->heads);
@@ -85,6 +90,7 @@ void ra_backward_lay(ra_backward_pass *pass) {
     char *at = pass->state;
     ra_backward_step step = {.problem = p,
                              .single = s->single,
+                             .halves = s->halves,
                              .q = pass->q,
                              .dout = pass->dout,
                              .lse = pass->lse,
@@ -105,6 +111,7 @@ void ra_backward_lay(ra_backward_pass *pass) {
     }
     pass->dk_sums = keys ? ra_sums_tensor(p, s->used_k, s->rows_k, p->kv_heads, at) : pass->dk;
     pass->dv_sums = keys ? ra_sums_tensor(p, s->used_k, s->rows_k, p->kv_heads, past(at, keys)) : pass->dv;
+    pass->sums_size = sums_size(s);
     pass->step = step;
 }
 
@@ -137,6 +144,7 @@ ra_status ra_backward_begin(ra_backward_pass *pass, const ra_item *items, int64_
     pass->rows = (ra_backward_rows){.problem = p,
                                     .single = s->single,
                                     .zeroed = pass->step.zeroed,
+                                    .halves = s->halves,
                                     .gradients = {{pass->dq, pass->step.dq_acc, p->rows_q, p->heads, *s->used_q},
                                                   {pass->dk, pass->dk_sums, s->rows_k, p->kv_heads, *s->used_k},
                                                   {pass->dv, pass->dv_sums, s->rows_k, p->kv_heads, *s->used_k}},

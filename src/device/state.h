@@ -3,7 +3,8 @@
  * forward    acc, m, l      acc in the workspace for 16-bit types alone: wider ones have it in out
  * backward   delta, dq, dk, dv      sums in the workspace for 16-bit types alone
  *
- * Sums lie as the rows are used (ra_sums_tensor). A block that travels holds all rows: acc [batch][row][head][d], then m and l
+ * Of sums in halves the workspace has the lower ones: 2 bytes an element instead of 4. Sums lie as the rows are used
+ * (ra_sums_tensor). A block that travels holds all rows: acc [batch][row][head][d], then m and l
  * [batch][head][row]; or dq like acc. */
 #ifndef RA_DEVICE_STATE_H
 #define RA_DEVICE_STATE_H

@@ -1,5 +1,6 @@
 #include <stdlib.h>
 
+#include "core/dtype.h"
 #include "core/frame.h"
 #include "core/status.h"
 #include "plan/plan.h"
@@ -103,13 +104,15 @@ int ra_default_threads(const ra_config *c, int ranks) {
 ra_pass_shape ra_shape_of(const ra_config *c, const ra_view *view, const ra_problem *problem, const ra_kernel *kernel,
                           bool backward) {
     const bool single = backward ? view->single_backward : view->single;
+    const bool travels = ra_merges(c, view->ranks);
     return (ra_pass_shape){.problem = problem,
                            .rows_k = view->rows_k,
                            .used_q = &view->used_q,
                            .used_k = &view->used_k,
                            .single = single && (!kernel->device->fills || view->own_count == 0),
                            .direct = kernel->direct,
-                           .travels = ra_merges(c, view->ranks)};
+                           .travels = travels,
+                           .halves = kernel->device->halves && !travels && ra_dtype_size(c->dtype) == 2};
 }
 
 ra_workspace ra_workspace_of(const ra_config *c, const ra_view *view, const ra_kernel *kernel, int threads, bool backward) {

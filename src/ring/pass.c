@@ -92,7 +92,7 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
     backward.queue = call->queue;
     if (pass.travelling[0]) backward.travelling = ra_frame_payload(pass.travelling[0]);
     device->backward_lay(&backward);
-    pass.home = (ra_item_views){args->k, args->v, backward.dk_sums, backward.dv_sums, args->dk, args->dv};
+    pass.home = (ra_item_views){args->k, args->v, backward.dk_sums, backward.dv_sums, args->dk, args->dv, backward.sums_size};
     ra_items_local(&pass);
     ra_status status = device->backward_begin(&backward, call->entry->items, call->item_count);
     if (status == RA_OK) status = walk(&pass);

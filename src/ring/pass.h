@@ -8,6 +8,7 @@
 /* Where the keys and values of items lie, and where their gradients go (forward: nowhere): sums, and results if single. */
 typedef struct ra_item_views {
     ra_tensor k, v, dk, dv, dk_result, dv_result;
+    int64_t sums_size; /* of an element of dk and dv */
 } ra_item_views;
 
 typedef struct ra_pass {

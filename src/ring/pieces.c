@@ -22,7 +22,7 @@ static ra_tensor by_index(ra_tensor tensor, int64_t size, const ra_item *item) {
 static void add_items(ra_call *call, const ra_piece *piece, const ra_item_views *views, bool packed) {
     const ra_plan *plan = call->plan;
     const ra_ring *ring = &plan->route.rings.rings[piece->ring];
-    int64_t size = (int64_t)ra_dtype_size(plan->config.dtype), state = ra_state_size(plan->config.dtype);
+    int64_t size = (int64_t)ra_dtype_size(plan->config.dtype);
     for (int64_t t = 0; t < ring->target_count; t++) {
         if (ring->targets[t].rank != plan->view.rank) continue;
         ra_item *items = &call->entry->items[call->item_count];
@@ -30,8 +30,8 @@ static void add_items(ra_call *call, const ra_piece *piece, const ra_item_views 
         for (int64_t i = 0; i < count; i++) {
             items[i].k_view = packed ? views->k : by_index(views->k, size, &items[i]);
             items[i].v_view = packed ? views->v : by_index(views->v, size, &items[i]);
-            items[i].dk_view = packed ? views->dk : by_index(views->dk, state, &items[i]);
-            items[i].dv_view = packed ? views->dv : by_index(views->dv, state, &items[i]);
+            items[i].dk_view = packed ? views->dk : by_index(views->dk, views->sums_size, &items[i]);
+            items[i].dv_view = packed ? views->dv : by_index(views->dv, views->sums_size, &items[i]);
             items[i].dk_result = by_index(views->dk_result, size, &items[i]);
             items[i].dv_result = by_index(views->dv_result, size, &items[i]);
         }
@@ -78,6 +78,7 @@ ra_status ra_add_piece_home(ra_pass *pass, const ra_piece *piece, const char *su
     const ra_call *call = &pass->call;
     const ra_box box = ra_piece_box(&call->plan->route, piece);
     const ra_dtype dtype = call->plan->config.dtype;
-    RA_TRY(call->device->unpack_add(&call->queue, dtype, &box, sums, pass->home.dk));
-    return call->device->unpack_add(&call->queue, dtype, &box, sums + ra_sums_bytes(call, piece) / 2, pass->home.dv);
+    RA_TRY(call->device->unpack_add(&call->queue, dtype, &box, sums, pass->home.dk, pass->home.dk_result));
+    return call->device->unpack_add(&call->queue, dtype, &box, sums + ra_sums_bytes(call, piece) / 2, pass->home.dv,
+                                    pass->home.dv_result);
 }

@@ -48,7 +48,9 @@ ra_status ra_cuda_backend_pack(ra_dtype dtype, const ra_box *box, ra_tensor from
     return enqueue(&(message_call){.run = run_pack, .dtype = dtype, .box = *box, .tensor = from, .to = packed}, stream);
 }
 
-static void run_unpack_add(const message_call *call) { ra_cpu_unpack_add(NULL, RA_F32, &call->box, call->from, call->tensor); }
+static void run_unpack_add(const message_call *call) {
+    ra_cpu_unpack_add(NULL, RA_F32, &call->box, call->from, call->tensor, call->tensor);
+}
 
 ra_status ra_cuda_backend_unpack_add(const ra_box *box, const void *packed, ra_tensor sums, void *stream,
                                      ra_cuda_error *error) {

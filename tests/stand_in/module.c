@@ -138,7 +138,7 @@ static void run_fill(call *c) {
 }
 static void run_finish(call *c) {
     const ra_forward_step *s = forward_of(c);
-    ra_rows_finish(s->problem, s->workers, &s->used, s->acc, s->m, s->l, s->out, s->lse);
+    ra_rows_finish(s->problem, s->workers, &s->used, false, s->acc, s->m, s->l, s->out, s->lse);
 }
 
 ra_status ra_cuda_backend_forward(const ra_forward_step *step, const char *wanted, const char **path, ra_cuda_error *error) {
@@ -251,7 +251,7 @@ ra_status ra_cuda_backend_delta(const ra_problem *problem, const ra_used_rows *u
     return enqueue(c, problem, NULL, 0, used, stream, error);
 }
 
-static void run_convert(call *c) { ra_rows_convert(&c->problem, c->workers, &c->used, c->a, c->b, c->rows, c->heads); }
+static void run_convert(call *c) { ra_rows_convert(&c->problem, c->workers, &c->used, false, c->a, c->b, c->rows, c->heads); }
 
 ra_status ra_cuda_backend_convert(const ra_problem *problem, const ra_used_rows *used, ra_tensor to, ra_tensor from,
                                   int64_t rows, int64_t heads, void *stream, ra_cuda_error *error) {

@@ -46,7 +46,7 @@ static ra_status forward_step(ra_forward_pass *pass, const ra_item *items, int64
 
 static ra_status forward_end(ra_forward_pass *pass) {
     const ra_forward_step *s = &pass->step;
-    if (!s->closes) ra_rows_finish(s->problem, s->workers, &s->used, s->acc, s->m, s->l, s->out, s->lse);
+    if (!s->closes) ra_rows_finish(s->problem, s->workers, &s->used, s->halves, s->acc, s->m, s->l, s->out, s->lse);
     return RA_OK;
 }
 
@@ -54,6 +54,7 @@ const ra_device_ops ra_cpu_device = {
     .kind = RA_DEVICE_CPU,
     .name = "CPU",
     .by_workers = true,
+    .halves = true,
     .zero = zero,
     .owner = owner,
     .recording = recording,

@@ -12,7 +12,8 @@ static void start(const ra_backward_rows *r, const ra_gradient *g) {
         ra_rows_fill_gaps(r->problem, r->workers, &g->used, g->result, (ra_tensor){0}, g->rows, g->heads);
     else if (r->single || !sums_apart(g))
         ra_rows_zero(r->problem, r->workers, &all, g->result, (int64_t)ra_dtype_size(dtype), g->rows, g->heads);
-    else ra_rows_zero(r->problem, r->workers, &g->used, g->sums, ra_state_size(dtype), g->rows, g->heads);
+    else ra_rows_zero(r->problem, r->workers, &g->used, g->sums, r->halves ? 2 : ra_state_size(dtype), g->rows, g->heads);
+    if (!r->single && r->halves) ra_rows_zero(r->problem, r->workers, &g->used, g->result, 2, g->rows, g->heads);
 }
 
 ra_status ra_cpu_backward_begin(const ra_backward_rows *r) {
@@ -24,7 +25,7 @@ ra_status ra_cpu_backward_begin(const ra_backward_rows *r) {
 ra_status ra_cpu_backward_end(const ra_backward_rows *r) {
     for (int i = 0; i < 3 && !r->single; i++) {
         const ra_gradient *g = &r->gradients[i];
-        if (sums_apart(g)) ra_rows_convert(r->problem, r->workers, &g->used, g->result, g->sums, g->rows, g->heads);
+        if (sums_apart(g)) ra_rows_convert(r->problem, r->workers, &g->used, r->halves, g->result, g->sums, g->rows, g->heads);
     }
     return RA_OK;
 }

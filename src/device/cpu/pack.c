@@ -2,6 +2,7 @@
 
 #include "core/dtype.h"
 #include "device/cpu/messages.h"
+#include "device/cpu/sums.h"
 
 static void add_sums(ra_dtype dtype, char *a, const char *b, int64_t count) {
     if (dtype == RA_F64) {
@@ -47,9 +48,27 @@ ra_status ra_cpu_pack(const ra_queue *queue, ra_dtype dtype, const ra_box *box, 
     return RA_OK;
 }
 
-ra_status ra_cpu_unpack_add(const ra_queue *queue, ra_dtype dtype, const ra_box *box, const char *packed, ra_tensor sums) {
+/* 16-bit types: sums of a pass lie in halves. */
+static void unpack_add_halves(const ra_box *box, const float *packed, ra_tensor sums, ra_tensor result) {
+    const walk lower = walk_of(box, sums, 2), upper = walk_of(box, result, 2);
+    const int64_t some = ra_min(lower.some, upper.some), elements = some * box->dim;
+    for (int64_t b = 0; b < box->batch; b++)
+        for (int64_t h = 0; h < box->heads.count; h++)
+            for (int64_t r = 0; r < box->repeats; r++)
+                for (int64_t i = 0; i < box->rows; i += some, packed += elements)
+                    ra_sums_add((ra_sums){.upper = (uint16_t *)(void *)rows_at(&upper, b, h, r, i),
+                                          .lower = (uint16_t *)(void *)rows_at(&lower, b, h, r, i)},
+                                packed, 1, elements);
+}
+
+ra_status ra_cpu_unpack_add(const ra_queue *queue, ra_dtype dtype, const ra_box *box, const char *packed, ra_tensor sums,
+                            ra_tensor result) {
     const walk w = walk_of(box, sums, ra_state_size(dtype));
     (void)queue;
+    if (ra_dtype_size(dtype) == 2) {
+        unpack_add_halves(box, (const float *)(const void *)packed, sums, result);
+        return RA_OK;
+    }
     for (int64_t b = 0; b < box->batch; b++)
         for (int64_t h = 0; h < box->heads.count; h++)
             for (int64_t r = 0; r < box->repeats; r++)

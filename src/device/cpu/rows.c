@@ -5,6 +5,7 @@
 
 #include "core/dtype.h"
 #include "core/stream.h"
+#include "device/cpu/sums.h"
 
 enum {
     TASK = 65536,       /* elements, about */
@@ -22,6 +23,7 @@ typedef struct rows_job {
     ra_tensor a, b, c;   /* what each function makes of them is said there */
     ra_tensor out, lse;  /* results: rows that are not used, the gaps, have 0 and -inf in them. data may be NULL */
     int64_t size;        /* of an element of a */
+    bool halves;         /* a has the lower halves of sums, out the upper ones */
     int64_t rows, heads; /* of all tensors */
     bool streamed;       /* out passes the caches by */
     void (*each)(const struct rows_job *job, const block *b);
@@ -214,7 +216,7 @@ static void finish_row(const rows_job *job, const block *b, int64_t row, int64_t
     const ra_dtype dtype = job->problem->dtype;
     const int64_t dim = job->problem->head_dim;
     const double m = load(&job->b, dtype, b->batch, row, head), l = load(&job->c, dtype, b->batch, row, head);
-    void *acc = element(&job->a, ra_state_size(dtype), b->batch, row, head);
+    void *acc = element(&job->a, job->size, b->batch, row, head);
     if (job->lse.data) store(&job->lse, dtype, b->batch, row, head, l == 0 ? -INFINITY : m + log(l));
     void *out = element(&job->out, out_size(job), b->batch, row, head);
     if (dtype == RA_F64) {
@@ -224,10 +226,10 @@ static void finish_row(const rows_job *job, const block *b, int64_t row, int64_t
         return;
     }
     /* By way of a buffer, since acc may be out. */
-    const float *from = acc;
     const double share = 1 / l;
     float buffer[256];
-    for (int64_t d = 0; d < dim; d++) buffer[d] = l == 0 ? 0 : (float)((double)from[d] * share);
+    ra_sums_load(buffer, job->halves ? (ra_sums){.upper = out, .lower = acc} : (ra_sums){.whole = acc}, dim);
+    for (int64_t d = 0; d < dim; d++) buffer[d] = l == 0 ? 0 : (float)((double)buffer[d] * share);
     ra_convert(out, dtype, buffer, RA_F32, dim);
 }
 static void finish_block(const rows_job *job, const block *b) {
@@ -243,10 +245,12 @@ static void finish_block(const rows_job *job, const block *b) {
     fill_gaps(job, b, used);
 }
 
-void ra_rows_finish(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor acc, ra_tensor m,
-                    ra_tensor l, ra_tensor out, ra_tensor lse) {
+void ra_rows_finish(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, bool halves, ra_tensor acc,
+                    ra_tensor m, ra_tensor l, ra_tensor out, ra_tensor lse) {
     rows_job job = {.problem = problem,
                     .a = acc,
+                    .size = halves ? 2 : ra_state_size(problem->dtype),
+                    .halves = halves,
                     .b = m,
                     .c = l,
                     .out = out,
@@ -334,28 +338,49 @@ void ra_rows_delta(const ra_problem *problem, ra_workers *workers, const ra_used
 
 /* -------------------------------------------------------------------------------------------------------- convert */
 
+static void convert_halves(ra_dtype dtype, uint16_t *to, const uint16_t *upper, const uint16_t *lower, int64_t count) {
+    enum { SOME = 256 };
+    float sums[SOME];
+    for (int64_t i = 0; i < count; i += SOME) {
+        const int64_t some = ra_min(SOME, count - i);
+        ra_sums_load(sums, (ra_sums){.upper = (uint16_t *)upper + i, .lower = (uint16_t *)lower + i}, some);
+        ra_convert(to + i, dtype, sums, RA_F32, some);
+    }
+}
+
 /* a: src */
 static void convert(const rows_job *job, const block *b, int64_t row, int64_t head, int64_t count, void *image) {
     const ra_dtype dtype = job->problem->dtype;
-    ra_convert(image ? (char *)image + place_in_block(b, row, head) * job->problem->head_dim * out_size(job)
-                     : element(&job->out, out_size(job), b->batch, row, head),
-               dtype, element(&job->a, ra_state_size(dtype), b->batch, row, head), dtype == RA_F64 ? RA_F64 : RA_F32, count);
+    void *out = element(&job->out, out_size(job), b->batch, row, head);
+    void *to = image ? (char *)image + place_in_block(b, row, head) * job->problem->head_dim * out_size(job) : out;
+    const void *from = element(&job->a, job->size, b->batch, row, head);
+    if (job->halves) convert_halves(dtype, to, out, from, count);
+    else ra_convert(to, dtype, from, dtype == RA_F64 ? RA_F64 : RA_F32, count);
 }
 
 /* Used rows and gaps leave as one stream, by way of an image in the first cache: lines of rows alone would be read to be
- * written, and short streams between them are slow. */
+ * written, and short streams between them are slow. Of halves out must last until all are read: sets may overlap. */
 static void convert_block(const rows_job *job, const block *b) {
     const int64_t bytes = b->rows * b->heads * job->problem->head_dim * out_size(job);
     _Alignas(64) char image[BLOCK];
     char *out = element(&job->out, out_size(job), b->batch, b->row, b->head);
-    if (job->gaps) memset(job->streamed ? image : out, 0, (size_t)bytes);
-    for_used(job, b, &job->a, &job->out, convert, job->streamed ? image : NULL);
+    const bool by_image = job->streamed || (job->gaps && job->halves);
+    if (job->gaps) memset(by_image ? image : out, 0, (size_t)bytes);
+    for_used(job, b, &job->a, &job->out, convert, by_image ? image : NULL);
     if (job->streamed) ra_stream(out, image, bytes);
+    else if (by_image) memcpy(out, image, (size_t)bytes);
 }
 
-void ra_rows_convert(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor dst, ra_tensor src,
-                     int64_t rows, int64_t heads) {
-    rows_job job = {.problem = problem, .a = src, .out = dst, .rows = rows, .heads = heads, .each = convert_block};
+void ra_rows_convert(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, bool halves, ra_tensor dst,
+                     ra_tensor src, int64_t rows, int64_t heads) {
+    rows_job job = {.problem = problem,
+                    .a = src,
+                    .size = halves ? 2 : ra_state_size(problem->dtype),
+                    .halves = halves,
+                    .out = dst,
+                    .rows = rows,
+                    .heads = heads,
+                    .each = convert_block};
     job.streamed = used->count > 0 && is_large(&job);
     run(&job, workers, used);
 }

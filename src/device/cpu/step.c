@@ -5,6 +5,7 @@
 
 #include "core/dtype.h"
 #include "core/status.h"
+#include "device/cpu/sums.h"
 
 /* ---------------------------------------------------------------------------------------------------------- waves */
 
@@ -226,24 +227,30 @@ static bool met_among(const backward_wave *wave, const ra_slab *slab, int64_t fr
     return from < to;
 }
 
-static void open_sum(const ra_problem *problem, const ra_tensor *sums, int64_t at) {
-    const int64_t size = ra_state_size(problem->dtype);
-    memset((char *)sums->data + at * size, 0, (size_t)(problem->head_dim * size));
+static void open_sums(const ra_problem *problem, ra_sums s) {
+    const size_t dim = (size_t)problem->head_dim;
+    if (s.whole) {
+        memset(s.whole, 0, dim * (size_t)ra_state_size(problem->dtype));
+    } else {
+        memset(s.upper, 0, dim * sizeof *s.upper);
+        memset(s.lower, 0, dim * sizeof *s.lower);
+    }
 }
 
 void ra_open_rows(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end) {
-    for (int64_t r = begin; r < end; r++) open_sum(slab->problem, &step->dq_acc, ra_slab_at(slab, &step->dq_acc, r));
+    for (int64_t r = begin; r < end; r++) open_sums(slab->problem, ra_sums_of_query(step, slab, r));
 }
 
-void ra_open_keys(const ra_slab *slab, int64_t first, int64_t last) {
-    const ra_tensor *sums[] = {&slab->item->dk_view, &slab->item->dv_view};
-    for (int i = 0; i < 2; i++)
-        for (int64_t c = first; c < last; c++) open_sum(slab->problem, sums[i], ra_slab_key_at(slab, sums[i], c));
+void ra_open_keys(const ra_backward_step *step, const ra_slab *slab, int64_t first, int64_t last) {
+    for (int values = 0; values < 2; values++)
+        for (int64_t c = first; c < last; c++) open_sums(slab->problem, ra_sums_of_key(step, slab, values, c));
 }
 
 /* 16-bit elements from f32. */
-static void take_sums(const ra_problem *problem, const ra_tensor *result, int64_t to, const ra_tensor *sums, int64_t from) {
-    ra_convert((uint16_t *)result->data + to, problem->dtype, (const float *)sums->data + from, RA_F32, problem->head_dim);
+static void take_sums(const ra_problem *problem, const ra_tensor *result, int64_t to, ra_sums s) {
+    float sums[256];
+    ra_sums_load(sums, s, problem->head_dim);
+    ra_convert((uint16_t *)result->data + to, problem->dtype, sums, RA_F32, problem->head_dim);
 }
 
 /* Wider types have their sums where the results are. */
@@ -252,19 +259,16 @@ static bool sums_apart(const ra_problem *problem) { return ra_dtype_size(problem
 void ra_close_rows(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end) {
     if (!sums_apart(slab->problem)) return;
     for (int64_t r = begin; r < end; r++)
-        take_sums(slab->problem, &step->dq, ra_slab_at(slab, &step->dq, r), &step->dq_acc,
-                  ra_slab_at(slab, &step->dq_acc, r));
+        take_sums(slab->problem, &step->dq, ra_slab_at(slab, &step->dq, r), ra_sums_of_query(step, slab, r));
 }
 
-void ra_close_keys(const ra_slab *slab, int64_t first, int64_t last) {
-    const ra_item *item = slab->item;
+void ra_close_keys(const ra_backward_step *step, const ra_slab *slab, int64_t first, int64_t last) {
+    const ra_tensor *results[] = {&slab->item->dk_result, &slab->item->dv_result};
     if (!sums_apart(slab->problem)) return;
-    for (int64_t c = first; c < last; c++) {
-        take_sums(slab->problem, &item->dk_result, ra_slab_key_at(slab, &item->dk_result, c), &item->dk_view,
-                  ra_slab_key_at(slab, &item->dk_view, c));
-        take_sums(slab->problem, &item->dv_result, ra_slab_key_at(slab, &item->dv_result, c), &item->dv_view,
-                  ra_slab_key_at(slab, &item->dv_view, c));
-    }
+    for (int values = 0; values < 2; values++)
+        for (int64_t c = first; c < last; c++)
+            take_sums(slab->problem, results[values], ra_slab_key_at(slab, results[values], c),
+                      ra_sums_of_key(step, slab, values, c));
 }
 
 static void backward_pair(const backward_wave *wave, ra_slab *slab, int64_t i, int64_t j, char *scratch) {
@@ -284,7 +288,7 @@ static void backward_pair(const backward_wave *wave, ra_slab *slab, int64_t i, i
     }
     const bool around = step->single && !wave->tiles->writes && (sums_apart(slab->problem) || !step->zeroed);
     if (around && opens) ra_open_rows(step, slab, begin, end);
-    if (around && slab->opens) ra_open_keys(slab, low, high);
+    if (around && slab->opens) ra_open_keys(step, slab, low, high);
     wave->tiles->tile(step, slab, begin, end, low, high, scratch);
     if (around && (closes || slab->closes) && wave->tiles->rest) wave->tiles->rest(step, scratch);
     if (around && closes) {
@@ -293,7 +297,7 @@ static void backward_pair(const backward_wave *wave, ra_slab *slab, int64_t i, i
     }
     if (around && slab->closes) {
         ra_keys_wait(slab); /* the tile may have had nothing to add */
-        ra_close_keys(slab, low, high);
+        ra_close_keys(step, slab, low, high);
     }
 }
 

@@ -95,8 +95,8 @@ ra_status ra_cpu_backward(const ra_backward_step *step, const ra_backward_tiles 
  * after the last. */
 void ra_open_rows(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end);
 void ra_close_rows(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end);
-void ra_open_keys(const ra_slab *slab, int64_t first, int64_t last);
-void ra_close_keys(const ra_slab *slab, int64_t first, int64_t last);
+void ra_open_keys(const ra_backward_step *step, const ra_slab *slab, int64_t first, int64_t last);
+void ra_close_keys(const ra_backward_step *step, const ra_slab *slab, int64_t first, int64_t last);
 
 /* Rows of the largest forward tile that a problem can have. */
 static inline int64_t ra_cpu_tile_rows(const ra_problem *problem, int64_t unit, int64_t most) {

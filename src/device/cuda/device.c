@@ -67,8 +67,9 @@ static ra_status pack(const ra_queue *queue, ra_dtype dtype, const ra_box *box, 
 }
 
 /* Sums are of float32: there is no wider type here. */
-static ra_status unpack_add(const ra_queue *queue, ra_dtype dtype, const ra_box *box, const char *packed, ra_tensor sums) {
-    (void)dtype;
+static ra_status unpack_add(const ra_queue *queue, ra_dtype dtype, const ra_box *box, const char *packed, ra_tensor sums,
+                            ra_tensor result) {
+    (void)dtype, (void)result;
     return ra_cuda_unpack_add(box, packed, sums, queue->stream);
 }
 

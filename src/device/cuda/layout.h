@@ -52,7 +52,7 @@
     F(ra_used_rows, ra_used *, sets) F(ra_used_rows, int64_t, count) F(ra_used_rows, int64_t, modulus)                         \
     S(ra_forward_step)                                                                                                         \
     F(ra_forward_step, ra_problem *, problem) F(ra_forward_step, ra_item *, items) F(ra_forward_step, int64_t, item_count)     \
-    F(ra_forward_step, bool, single) F(ra_forward_step, bool, closes)                                                          \
+    F(ra_forward_step, bool, single) F(ra_forward_step, bool, closes) F(ra_forward_step, bool, halves)                         \
     F(ra_forward_step, ra_tensor, q) F(ra_forward_step, ra_tensor, out) F(ra_forward_step, ra_tensor, lse)                     \
     F(ra_forward_step, ra_tensor, acc) F(ra_forward_step, ra_tensor, m) F(ra_forward_step, ra_tensor, l)                       \
     F(ra_forward_step, ra_used_rows, used) F(ra_forward_step, void *, stream) F(ra_forward_step, void *, workers)              \
@@ -60,6 +60,7 @@
     S(ra_backward_step)                                                                                                        \
     F(ra_backward_step, ra_problem *, problem) F(ra_backward_step, ra_item *, items)                                           \
     F(ra_backward_step, int64_t, item_count) F(ra_backward_step, bool, single) F(ra_backward_step, bool, zeroed)               \
+    F(ra_backward_step, bool, halves)                                                                                          \
     F(ra_backward_step, ra_tensor, q) F(ra_backward_step, ra_tensor, dout) F(ra_backward_step, ra_tensor, lse)                 \
     F(ra_backward_step, ra_tensor, dq) F(ra_backward_step, ra_tensor, delta) F(ra_backward_step, ra_tensor, dq_acc)            \
     F(ra_backward_step, void *, stream) F(ra_backward_step, void *, workers) F(ra_backward_step, void *, scratch)              \

@@ -89,6 +89,7 @@ typedef int32_t ivec_any __attribute__((vector_size(64), aligned(2), may_alias))
 
 #include "core/dtype.h"
 #include "device/cpu/cpu.h"
+#include "device/cpu/sums.h"
 #include "device/cpu/vec.h"
 
 enum {

@@ -431,14 +431,13 @@ static void pack_keys_backward(backward_space *f, const ra_slab *slab, int64_t f
     }
 }
 
-INLINE gradient_row key_row(const ra_slab *slab, const ra_tensor *sums, const ra_tensor *result, int64_t c) {
+INLINE gradient_row key_row(const ra_backward_step *step, const ra_slab *slab, bool values, int64_t c) {
+    const ra_tensor *result = values ? &slab->item->dv_result : &slab->item->dk_result;
     return (gradient_row){slab->opens, slab->closes, results_streamed(slab->problem, slab->k.row_step * result->row),
-                          (float *)sums->data + ra_slab_key_at(slab, sums, c),
-                          (element *)result->data + ra_slab_key_at(slab, result, c)};
+                          ra_sums_of_key(step, slab, values, c), (element *)result->data + ra_slab_key_at(slab, result, c)};
 }
 
-static void store_keys(backward_space *f, const ra_slab *slab, int64_t first, int64_t last) {
-    const ra_item *item = slab->item;
+static void store_keys(backward_space *f, const ra_backward_step *step, const ra_slab *slab, int64_t first, int64_t last) {
     const int64_t dim = slab->problem->head_dim, width = padded(dim);
     for (int64_t c = 0; c < last - first; c++) {
         const int64_t square = c / SQUARE * SQUARE * width, at = square + c % SQUARE * 16;
@@ -448,9 +447,8 @@ static void store_keys(backward_space *f, const ra_slab *slab, int64_t first, in
             memset(f->dv + square, 0, (size_t)(SQUARE * width) * sizeof(float));
             f->summed[c / SQUARE] = true;
         }
-        put_row(key_row(slab, &item->dk_view, &item->dk_result, first + c), f->dk + at, 2 * SUMS, (float)slab->problem->scale,
-                dim);
-        put_row(key_row(slab, &item->dv_view, &item->dv_result, first + c), f->dv + at, 2 * SUMS, 1, dim);
+        put_row(key_row(step, slab, false, first + c), f->dk + at, 2 * SUMS, (float)slab->problem->scale, dim);
+        put_row(key_row(step, slab, true, first + c), f->dv + at, 2 * SUMS, 1, dim);
     }
     RESULTS_END();
 }
@@ -507,19 +505,19 @@ static void backward_tile(const ra_backward_step *step, const ra_slab *slab, int
     TILES_OFF();
     ra_dq_queue_wait_for_keys(&kept->queue, step, slab);
     if (finite && keys_finite(f, t.chunks, width)) {
-        store_keys(f, slab, first, last);
+        store_keys(f, step, slab, first, last);
         ra_dq_queue_end_tile(&kept->queue, slab->turn);
         return;
     }
     ra_dq_queue_settle(&kept->queue, step);
     give_sums(kept, step, slab, begin, end);
-    if (slab->opens) ra_open_keys(slab, first, last);
+    if (slab->opens) ra_open_keys(step, slab, first, last);
     for (int64_t row = begin; row < end; row += BLOCK) {
         const int64_t block_end = ra_min(row + BLOCK, end);
         const bool done = stored >> (row - begin) / BLOCK & 1;
-        float nowhere[MAX_DIM] = {0};
+        float nowhere[2 * MAX_DIM] = {0}; /* sums, or halves of them */
         ra_backward_step other = *step;
-        if (done) other.dq_acc = (ra_tensor){.data = nowhere};
+        if (done) other.dq_acc = (ra_tensor){.data = nowhere}, other.dq = (ra_tensor){.data = nowhere + MAX_DIM};
         if (step->single) ra_slab_ends(slab, row, block_end, keys, first / keys, &opens, &closes);
         if (opens && !done) ra_open_rows(step, slab, row, block_end);
         ra_scalar_backward_tile(&other, slab, row, block_end, first, last, f);
@@ -527,7 +525,7 @@ static void backward_tile(const ra_backward_step *step, const ra_slab *slab, int
         ra_turn_wait(slab->turn, block_end);
         ra_close_rows(step, slab, row, block_end);
     }
-    if (slab->closes) ra_close_keys(slab, first, last);
+    if (slab->closes) ra_close_keys(step, slab, first, last);
 }
 
 int64_t FAMILY(backward_scratch)(const ra_problem *problem, int workers) {

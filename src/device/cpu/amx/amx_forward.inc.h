@@ -450,7 +450,8 @@ static bool load_state(forward_space *f, const ra_forward_step *step, const ra_s
     const double m = (double)top * LOG2_E, base = rint(m), off = m - base;
     /* 1 for a state that this kernel wrote: no step adds an error of its own */
     const float factor = fabs(off) < 1e-6 * fmax(1, fabs(m)) ? 1 : (float)exp2(off);
-    const float *acc = (const float *)step->acc.data + ra_slab_at(slab, &step->acc, r);
+    float acc[MAX_DIM];
+    ra_sums_load(acc, ra_sums_of_state(step, slab, r), dim);
     f->base[i] = (float)base;
     f->l[i] = (double)l * (double)factor;
     int64_t d = 0;
@@ -497,7 +498,8 @@ static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_s
                        int64_t rows) {
     const int64_t dim = slab->problem->head_dim, width = padded(dim);
     if (f->fresh[row / STRIP]) memset(f->acc + row * width, 0, (size_t)(STRIP * width) * sizeof(float));
-    const bool streamed = results_streamed(slab->problem, slab->q.row_step * step->out.row);
+    /* What held the halves of a state is in the caches. */
+    const bool streamed = !step->halves && results_streamed(slab->problem, slab->q.row_step * step->out.row);
     bool finite = all_finite(f->acc + row * width, STRIP * width);
     for (int64_t i = row; i < row + rows; i++) {
         f->l[i] += (double)sum_of(f->all_sums[i]);
@@ -512,7 +514,7 @@ static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_s
         float line[MAX_DIM];
         for (int64_t d = 0; d < width; d += 16) store(line + d, load(acc_at(f, i, d, width)) * splat(factor));
         if (!step->closes) {
-            memcpy((float *)step->acc.data + ra_slab_at(slab, &step->acc, r), line, (size_t)dim * sizeof(float));
+            ra_sums_store(ra_sums_of_state(step, slab, r), line, dim);
             ((float *)step->m.data)[ra_slab_at(slab, &step->m, r)] = empty ? -INFINITY : (float)m;
             ((float *)step->l.data)[ra_slab_at(slab, &step->l, r)] = (float)f->l[i];
             continue;

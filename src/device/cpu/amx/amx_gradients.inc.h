@@ -27,7 +27,7 @@ INLINE int64_t tile_rows(const ra_problem *problem) { return LIMBS == 1 && padde
  * the result. */
 typedef struct gradient_row {
     bool opens, closes, streamed;
-    float *sum;
+    ra_sums sum;
     element *result;
 } gradient_row;
 
@@ -38,22 +38,26 @@ INLINE vec plus_sum(vec x, float factor, bool opens, const float *sum) {
 
 /* 16 columns of the row lie at `from`, the next 16 `step` further on. */
 INLINE void put_row(gradient_row to, const float *from, int64_t step, float factor, int64_t dim) {
+    float joined[MAX_DIM], *sum = to.sum.whole ? to.sum.whole : joined;
+    const bool streamed = to.streamed && (to.opens || to.sum.whole); /* what held the halves is in the caches */
+    if (!to.sum.whole && !to.opens) ra_sums_load(joined, to.sum, dim);
     int64_t d = 0;
     for (; d + 32 <= dim; d += 32, from += 2 * step) {
-        const vec low = plus_sum(load(from), factor, to.opens, to.sum + d),
-                  high = plus_sum(load(from + step), factor, to.opens, to.sum + d + 16);
+        const vec low = plus_sum(load(from), factor, to.opens, sum + d),
+                  high = plus_sum(load(from + step), factor, to.opens, sum + d + 16);
         if (to.closes) {
-            put_result(to.result + d, low, high, to.streamed);
+            put_result(to.result + d, low, high, streamed);
         } else {
-            store(to.sum + d, low);
-            store(to.sum + d + 16, high);
+            store(sum + d, low);
+            store(sum + d + 16, high);
         }
     }
     for (int64_t i = 0; d < dim; i++, d++) {
-        const float x = from[i / 16 * step + i % 16], y = to.opens ? x * factor : fmaf(x, factor, to.sum[d]);
+        const float x = from[i / 16 * step + i % 16], y = to.opens ? x * factor : fmaf(x, factor, sum[d]);
         if (to.closes) to.result[d] = element_of(y);
-        else to.sum[d] = y;
+        else sum[d] = y;
     }
+    if (!to.sum.whole && !to.closes) ra_sums_store(to.sum, joined, dim);
 }
 
 /* dq: C's tiles of dQ^T, [rows/32][32 dimensions]. */
@@ -68,8 +72,7 @@ static void store_queries(const float *dq, float factor, const ra_backward_step 
         for (int64_t c = 0; c < SQUARE; c++) {
             const int64_t row = r.begin + i + c;
             if (row < r.end)
-                put_row((gradient_row){r.opens, r.closes, streamed,
-                                       (float *)step->dq_acc.data + ra_slab_at(slab, &step->dq_acc, row),
+                put_row((gradient_row){r.opens, r.closes, streamed, ra_sums_of_query(step, slab, row),
                                        (element *)step->dq.data + ra_slab_at(slab, &step->dq, row)},
                         turned[0][c / 16] + c % 16 * 16, 2 * SUMS, factor, dim);
         }

@@ -40,6 +40,7 @@
 #include "device/cpu/dropout.h"
 #include "device/cpu/slabs.h"
 #include "device/cpu/step.h"
+#include "device/cpu/sums.h"
 #include "device/cpu/vec.h"
 
 enum {

@@ -42,15 +42,11 @@ static int64_t backward_arrays(const ra_problem *problem, char *base, backward_s
     return at - base;
 }
 
-INLINE void add_row(float *restrict to, const float *restrict from, float factor, int64_t dim) {
-    for (int64_t d = 0; d < dim; d++) to[d] += factor * from[d];
-}
-
 static void add_strip(const ra_backward_step *step, const ra_slab *slab, ra_block block, const float *dq) {
     const int64_t dim = slab->problem->head_dim, width = padded(dim);
     const float sign = sign_of(slab->problem);
     for (int64_t r = block.begin; r < block.end; r++, dq += width)
-        add_row((float *)step->dq_acc.data + ra_slab_at(slab, &step->dq_acc, r), dq, sign, dim);
+        ra_sums_add(ra_sums_of_query(step, slab, r), dq, sign, dim);
 }
 
 /* As they are at first, behind themselves at `base`; with base NULL only tells how long all of it is. */
@@ -137,12 +133,12 @@ static bool load_keys(backward_space *f, const ra_slab *slab, int64_t first, int
     return true;
 }
 
-static void store_keys(const backward_space *f, const ra_slab *slab, int64_t first, int64_t last) {
-    const ra_item *item = slab->item;
+static void store_keys(const backward_space *f, const ra_backward_step *step, const ra_slab *slab, int64_t first,
+                       int64_t last) {
     const int64_t dim = slab->problem->head_dim, width = padded(dim);
     for (int64_t c = 0; c < last - first; c++) {
-        add_row((float *)item->dk_view.data + ra_slab_key_at(slab, &item->dk_view, first + c), f->dk + c * width, 1, dim);
-        add_row((float *)item->dv_view.data + ra_slab_key_at(slab, &item->dv_view, first + c), f->dv + c * width, 1, dim);
+        ra_sums_add(ra_sums_of_key(step, slab, false, first + c), f->dk + c * width, 1, dim);
+        ra_sums_add(ra_sums_of_key(step, slab, true, first + c), f->dv + c * width, 1, dim);
     }
 }
 
@@ -201,7 +197,7 @@ static void backward_tile(const ra_backward_step *step, const ra_slab *slab, int
         ra_dq_queue_settle(queue, step);
         if (!fresh) {
             ra_keys_wait(slab);
-            store_keys(f, slab, first, last);
+            store_keys(f, step, slab, first, last);
         }
         ra_scalar_backward_tile(step, slab, row, stop, first, last, f);
         backward_arrays(slab->problem, (char *)f, f);
@@ -210,7 +206,7 @@ static void backward_tile(const ra_backward_step *step, const ra_slab *slab, int
     }
     if (!fresh) {
         ra_dq_queue_wait_for_keys(queue, step, slab);
-        store_keys(f, slab, first, last);
+        store_keys(f, step, slab, first, last);
     }
     ra_dq_queue_end_tile(queue, slab->turn);
 }

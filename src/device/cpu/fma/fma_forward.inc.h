@@ -122,8 +122,9 @@ static void load_state(const ra_forward_step *step, const ra_slab *slab, int64_t
     const int64_t dim = slab->problem->head_dim;
     *m = step->single ? -INFINITY : ((const float *)step->m.data)[ra_slab_at(slab, &step->m, r)];
     *l = step->single ? 0 : (double)((const float *)step->l.data)[ra_slab_at(slab, &step->l, r)];
-    if (ra_state_empty((double)*m, *l)) memset(acc, 0, (size_t)padded(dim) * sizeof(float));
-    else load_row(acc, step->acc.data, RA_F32, ra_slab_at(slab, &step->acc, r), dim);
+    const bool empty = ra_state_empty((double)*m, *l);
+    if (!empty) ra_sums_load(acc, ra_sums_of_state(step, slab, r), dim);
+    for (int64_t d = empty ? 0 : dim; d < padded(dim); d++) acc[d] = 0;
 }
 
 static void load_queries(forward_space *f, const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t end) {
@@ -146,7 +147,7 @@ static void store_row(const ra_forward_step *step, const ra_slab *slab, int64_t 
     const ra_dtype dtype = slab->problem->dtype;
     const int64_t dim = slab->problem->head_dim;
     if (!step->closes) {
-        memcpy((float *)step->acc.data + ra_slab_at(slab, &step->acc, r), acc, (size_t)dim * sizeof(float));
+        ra_sums_store(ra_sums_of_state(step, slab, r), acc, dim);
         ((float *)step->m.data)[ra_slab_at(slab, &step->m, r)] = m;
         ((float *)step->l.data)[ra_slab_at(slab, &step->l, r)] = (float)l;
         return;

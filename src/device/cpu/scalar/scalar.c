@@ -7,6 +7,7 @@
 #include "device/cpu/dropout.h"
 #include "device/cpu/exp.h"
 #include "device/cpu/step.h"
+#include "device/cpu/sums.h"
 
 enum { RA_MAX_DIM = 256, ROWS = 32, KEYS = 128, BACKWARD_ROWS = 128 };
 
@@ -14,6 +15,9 @@ enum { RA_MAX_DIM = 256, ROWS = 32, KEYS = 128, BACKWARD_ROWS = 128 };
 #define REAL_TYPE RA_F32
 #define NAME(x) f32_##x
 static float f32_exp(float x) { return ra_exp_f32(x); }
+static void f32_load_sums(float *to, ra_sums s, int64_t count) { ra_sums_load(to, s, count); }
+static void f32_store_sums(ra_sums s, const float *from, int64_t count) { ra_sums_store(s, from, count); }
+static void f32_add_sums(ra_sums s, const float *from, int64_t count) { ra_sums_add(s, from, 1, count); }
 #include "device/cpu/scalar/scalar_tile.inc.h"
 #undef real
 #undef REAL_TYPE
@@ -23,6 +27,13 @@ static float f32_exp(float x) { return ra_exp_f32(x); }
 #define REAL_TYPE RA_F64
 #define NAME(x) f64_##x
 static double f64_exp(double x) { return exp(x); }
+static void f64_load_sums(double *to, ra_sums s, int64_t count) { memcpy(to, s.whole, (size_t)count * sizeof *to); }
+static void f64_store_sums(ra_sums s, const double *from, int64_t count) {
+    memcpy(s.whole, from, (size_t)count * sizeof *from);
+}
+static void f64_add_sums(ra_sums s, const double *from, int64_t count) {
+    for (int64_t i = 0; i < count; i++) ((double *)s.whole)[i] += from[i];
+}
 #include "device/cpu/scalar/scalar_tile.inc.h"
 #undef real
 #undef REAL_TYPE

@@ -141,10 +141,11 @@ static void NAME(forward_tile)(const ra_forward_step *step, const ra_slab *slab,
         s->l[i] = 0;
         for (int64_t d = 0; d < dim; d++) s->acc[i * dim + d] = 0;
         if (step->single) continue;
-        const real *acc = (const real *)step->acc.data + ra_slab_at(slab, &step->acc, r);
         s->m[i] = (double)((const real *)step->m.data)[ra_slab_at(slab, &step->m, r)];
         s->l[i] = (double)((const real *)step->l.data)[ra_slab_at(slab, &step->l, r)];
-        for (int64_t d = 0; d < dim && !ra_state_empty(s->m[i], s->l[i]); d++) s->acc[i * dim + d] = (double)acc[d];
+        if (ra_state_empty(s->m[i], s->l[i])) continue;
+        NAME(load_sums)(s->sum, ra_sums_of_state(step, slab, r), dim);
+        for (int64_t d = 0; d < dim; d++) s->acc[i * dim + d] = (double)s->sum[d];
     }
     int64_t low, high;
     ra_slab_hull(slab, begin, end, &low, &high);
@@ -161,8 +162,8 @@ static void NAME(forward_tile)(const ra_forward_step *step, const ra_slab *slab,
         const int64_t i = r - begin;
         const double *acc = s->acc + i * dim;
         if (!step->closes) {
-            real *to = (real *)step->acc.data + ra_slab_at(slab, &step->acc, r);
-            for (int64_t d = 0; d < dim; d++) to[d] = (real)acc[d];
+            for (int64_t d = 0; d < dim; d++) s->sum[d] = (real)acc[d];
+            NAME(store_sums)(ra_sums_of_state(step, slab, r), s->sum, dim);
             ((real *)step->m.data)[ra_slab_at(slab, &step->m, r)] = (real)s->m[i];
             ((real *)step->l.data)[ra_slab_at(slab, &step->l, r)] = (real)s->l[i];
             continue;
@@ -219,8 +220,7 @@ static void NAME(backward_row)(const ra_backward_step *step, NAME(backward_space
     NAME(combine)(s->dq, s->ds, s->keys, dim, begin, end);
     NAME(spread)(s->dk, s->ds, s->q, dim, begin, end);
     NAME(spread)(s->dv, s->p, s->dout, dim, begin, end);
-    real *dq = (real *)step->dq_acc.data + ra_slab_at(slab, &step->dq_acc, r);
-    for (int64_t d = 0; d < dim; d++) dq[d] += s->dq[d];
+    NAME(add_sums)(ra_sums_of_query(step, slab, r), s->dq, dim);
 }
 
 static void NAME(backward_tile)(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end, int64_t first,
@@ -245,11 +245,7 @@ static void NAME(backward_tile)(const ra_backward_step *step, const ra_slab *sla
     }
     ra_keys_wait(slab);
     for (int64_t c = first; c < last; c++) {
-        real *dk = (real *)slab->item->dk_view.data + ra_slab_key_at(slab, &slab->item->dk_view, c);
-        real *dv = (real *)slab->item->dv_view.data + ra_slab_key_at(slab, &slab->item->dv_view, c);
-        for (int64_t d = 0; d < dim; d++) {
-            dk[d] += s->dk[(c - first) * dim + d];
-            dv[d] += s->dv[(c - first) * dim + d];
-        }
+        NAME(add_sums)(ra_sums_of_key(step, slab, false, c), s->dk + (c - first) * dim, dim);
+        NAME(add_sums)(ra_sums_of_key(step, slab, true, c), s->dv + (c - first) * dim, dim);
     }
 }
