@@ -80,6 +80,19 @@ static void places_with_more_keys_than_a_slot_are_packed_by_every_tile(void **st
     ra_workers_destroy(w);
 }
 
+/* As in a ring with small buckets: K and V of 64 keys, of the slot (512 before) and of the worker (256: a chunk). */
+static void scratch_is_no_larger_than_the_keys_of_an_item_ask_for(void **state) {
+    (void)state;
+    kernel_case *c = case_new(20200, RA_BF16, &one_slab);
+    ra_problem many = c->problem, few = c->problem;
+    many.keys = 512, few.keys = 64;
+    const int64_t key = 2 * 64 * 2; /* bytes */
+    assert_true(ra_emulated_forward_scratch(&many, 1) - ra_emulated_forward_scratch(&few, 1) >=
+                key * (512 - 64) + key * (256 - 64));
+    assert_true(ra_emulated_backward_scratch(&many, 1) - ra_emulated_backward_scratch(&few, 1) >= key * (256 - 64));
+    case_free(c);
+}
+
 static void a_tile_that_finds_its_slot_in_use_packs_for_itself(void **state) {
     (void)state;
     enum { PANELS = 3 };
@@ -174,6 +187,7 @@ int main(void) {
         cmocka_unit_test(keys_of_a_place_are_packed_once),
         cmocka_unit_test(a_slot_serves_one_place_after_the_other),
         cmocka_unit_test(places_with_more_keys_than_a_slot_are_packed_by_every_tile),
+        cmocka_unit_test(scratch_is_no_larger_than_the_keys_of_an_item_ask_for),
         cmocka_unit_test(a_tile_that_finds_its_slot_in_use_packs_for_itself),
         cmocka_unit_test(results_agree_with_float64_and_with_one_worker),
         cmocka_unit_test(a_poisoned_key_in_a_shared_panel_reaches_only_rows_that_meet_it),

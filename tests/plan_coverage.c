@@ -298,6 +298,26 @@ static void every_small_shape_is_covered(void **state) {
     print_message("%lld shapes\n", (long long)cases);
 }
 
+/* Kernels make room for problem.keys: a ring asks for no more than its buckets hold (cover: and for no less). */
+static void a_ring_has_room_for_the_keys_of_a_bucket(void **state) {
+    (void)state;
+    for (int n = 0; n < 8; n++) {
+        test_case c;
+        test_case_init(&c);
+        c.ranks = n < 4 ? 4 : 1;
+        c.desc.seq_q = c.desc.seq_k = 4096;
+        c.desc.bucket = 96;
+        c.desc.schedule = RA_SCHEDULE_RING;
+        c.desc.layout = (ra_layout)(n % 3);
+        test_case_link(&c);
+        ra_plan plan = {0};
+        assert_int_equal(ra_plan_fill(&plan, &c.desc, 0, c.ranks), RA_OK);
+        if (c.ranks == 1) assert_in_range(plan.problem.keys, 2048, 4096); /* all at home; zigzag has two runs of them */
+        else assert_in_range(plan.problem.keys, 48, 96);
+        ra_plan_clear(&plan);
+    }
+}
+
 /* ra_plan_meeting tells the same story: the ranks are the holders of query and key, and the step is within the rank's steps. */
 static void meetings_name_the_holders_of_query_and_key(void **state) {
     (void)state;
@@ -343,6 +363,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(each_attended_pair_meets_exactly_once_and_sends_match),
         cmocka_unit_test(every_small_shape_is_covered),
+        cmocka_unit_test(a_ring_has_room_for_the_keys_of_a_bucket),
         cmocka_unit_test(meetings_name_the_holders_of_query_and_key),
     };
     return cmocka_run_group_tests_name("coverage", tests, NULL, NULL);

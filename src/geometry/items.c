@@ -102,7 +102,8 @@ int64_t ra_most_keys(const ra_route *route, int rank) {
         for (int64_t s = 0; s < ring->source_count && mine; s++) {
             const ra_item_rows *rows = &ring->sources[s].rows;
             int64_t period = class->residue ? class->rate / ra_gcd(rows->pos_step, class->rate) : 1;
-            most = ra_max(most, ra_ceil_div(rows->count, period));
+            const int64_t count = ring->channel < 0 ? rows->count : ra_min(rows->count, ring->cap); /* of a piece */
+            most = ra_max(most, ra_ceil_div(count, period));
         }
     }
     return most;

@@ -112,6 +112,11 @@ INLINE bool left_to_avx512(const ra_problem *problem) {
     return (LIMBS > 1 && padding) || dim > MAX_DIM || problem->dropout > 0 || !(problem->scale > 0);
 }
 
+/* Keys that there is work for at a time: `most`, or what an item has, in whole units. */
+INLINE int64_t known_keys(const ra_problem *problem, int64_t unit, int64_t most) {
+    return problem->keys > 0 ? ra_min(most, ra_ceil_div(problem->keys, unit) * unit) : most;
+}
+
 #define LOG2_E 1.4426950408889634
 #define LN_2 0.6931471805599453
 

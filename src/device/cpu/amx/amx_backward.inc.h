@@ -26,7 +26,7 @@ enum { KEPT = 65536 }; /* elements of them at most: most of a tile's keys stays 
 
 /* Keys of a tile. */
 INLINE int64_t most_keys(const ra_problem *problem) {
-    return ra_min(COLUMNS, KEPT / padded(problem->head_dim) / SQUARE * SQUARE);
+    return known_keys(problem, SQUARE, ra_min(COLUMNS, KEPT / padded(problem->head_dim) / SQUARE * SQUARE));
 }
 
 typedef struct backward_space {

@@ -69,10 +69,11 @@ typedef struct forward_space {
 /* Lays the arrays out behind the space itself; with base NULL only tells how long all of it is. */
 static int64_t forward_arrays(const ra_problem *problem, char *base, forward_space *f) {
     const int64_t width = padded(problem->head_dim), rows = ra_cpu_tile_rows(problem, STRIP, most_rows(problem));
+    const int64_t keys = known_keys(problem, width, chunk_keys(problem));
     char *at = base;
     ra_carve(&at, (int64_t)sizeof *f);
-    f->own_k = ra_carve(&at, chunk_keys(problem) * width * LIMBS * 2);
-    f->own_v = ra_carve(&at, chunk_keys(problem) * width * LIMBS * 2);
+    f->own_k = ra_carve(&at, keys * width * LIMBS * 2);
+    f->own_v = ra_carve(&at, keys * width * LIMBS * 2);
     f->q = ra_carve(&at, rows * width * LIMBS * 2);
     f->acc = ra_carve(&at, rows * width * (int64_t)sizeof(float));
     f->all_sums = ra_carve(&at, rows * (int64_t)sizeof(vec));
