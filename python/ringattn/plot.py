@@ -3,8 +3,8 @@
     python -m ringattn.plot results.json [more.json ...] [-o picture.png]
 
 A file holds one JSON object, a list of them, or several one after the other (``ringattn bench --json >> results.json``). Each
-kind of result becomes a panel: speed, scaling over the ring size, memory with the 1/p line, balance of a plan, speed against
-peers.
+kind of result becomes a panel: speed, scaling over the ring size, memory with its limit or the 1/p line (a panel for each dtype),
+balance of a plan, speed against peers.
 """
 
 from __future__ import annotations
@@ -116,9 +116,13 @@ def _scaling(axes: Any, results: list[Result]) -> None:
 
 def _ideal(axes: Any, sizes: list[int], first: tuple[int, float], colour: str, label: Optional[str] = None) -> None:
     """What dividing by the ring size would give, from the first point on."""
+    _dashed(axes, sizes, [first[1] * first[0] / size for size in sizes], colour, label)
+
+
+def _dashed(axes: Any, sizes: list[int], values: list[float], colour: str, label: Optional[str] = None) -> None:
     axes.plot(
         sizes,
-        [first[1] * first[0] / size for size in sizes],
+        values,
         linestyle=(0, (4, 3)),
         linewidth=1.2,
         color=colour,
@@ -136,18 +140,27 @@ def _memory(axes: Any, results: list[Result]) -> None:
             (row["ring_size"], row["peak_bytes"] / 2**20, row.get("planned_bytes")) for row in rows if row["seq"] == seq
         )
         (line,) = axes.plot([p for p, _, _ in points], [peak for _, peak, _ in points], marker="o", label=f"{seq:,} tokens")
-        _ideal(axes, sizes, points[0][:2], line.get_color())
+        limits = {row["ring_size"]: row.get("limit") for row in rows if row["seq"] == seq}
+        if points[0][0] == 1 and all(limit is not None for limit in limits.values()):
+            places = sorted(limits)
+            _dashed(axes, places, [points[0][1] * (1 - limits[p]) for p in places], line.get_color())
+        else:
+            _ideal(axes, sizes, points[0][:2], line.get_color())
         planned = [(p, plan / 2**20) for p, _, plan in points if plan]
         if planned:
             axes.plot(*zip(*planned), **_PLANNED, color=line.get_color())
-    _ideal(axes, [], (1, 1), QUIET, "1/p")
+    limited = all(row.get("limit") is not None for row in rows)
+    _dashed(axes, [], [], QUIET, "limit" if limited else "1/p")
     axes.plot([], [], **_PLANNED, color=QUIET, label="planned")
     _ring_axis(axes, sizes)
     axes.set_yscale("log", base=2)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.set_ylabel("peak memory of a rank, MiB")
-    axes.set_title("Memory of a rank over ring size")
-    axes.legend()
+    dtypes = sorted({result["dtype"] for result in results if "dtype" in result})
+    axes.set_title("Memory of a rank over ring size" + "".join(f", {dtype}" for dtype in dtypes))
+    low, high = axes.get_ylim()
+    axes.set_ylim(low * (low / high) ** 0.35, high)  # the lines leave no corner free
+    axes.legend(loc="lower left", ncols=2)
 
 
 _PLANNED = {"linestyle": "none", "marker": "o", "markersize": 11, "markerfacecolor": "none", "markeredgewidth": 1.2}
@@ -253,6 +266,14 @@ def _by_group(results: list[Result]) -> list[list[Result]]:
     ]
 
 
+def _by_dtype(results: list[Result]) -> list[list[Result]]:
+    dtypes = list(dict.fromkeys(result.get("dtype") for result in results))
+    return [[result for result in results if result.get("dtype") == dtype] for dtype in dtypes]
+
+
+_APART: dict[str, Callable[[list[Result]], list[list[Result]]]] = {"memory": _by_dtype, "peers": _by_group}
+
+
 def _bars(axes: Any, names: list[str], groups: dict[str, list[Optional[float]]], unit: str) -> None:
     """Bars that stand, or lie where their names would not fit below them."""
     width = 0.8 / max(1, len(groups))
@@ -303,7 +324,7 @@ def _figure(results: list[Result]) -> Any:
     panels: list[tuple[Callable[[Any, list[Result]], None], list[Result]]] = []
     for name in _PANELS:
         if name in kinds:
-            panels += [(_PANELS[name], its) for its in (_by_group(kinds[name]) if name == "peers" else [kinds[name]])]
+            panels += [(_PANELS[name], its) for its in (_APART[name](kinds[name]) if name in _APART else [kinds[name]])]
     if len({result.get("ring_size", 1) for result in kinds.get("bench", [])}) > 1:
         panels.append((_scaling, kinds["bench"]))
     if "plan" in kinds:

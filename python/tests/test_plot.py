@@ -106,6 +106,19 @@ def test_the_memory_panel_shows_the_numbers_and_the_one_over_p_line():
     assert np.allclose(ideal.get_ydata(), measured.get_ydata()[0] / np.array([1, 2, 4]))
 
 
+def test_each_dtype_has_a_memory_panel_with_its_limit():
+    def rows(limit):
+        return [{**row, "limit": 0 if row["ring_size"] == 1 else limit} for row in MEMORY["rows"]]
+
+    results = [{**MEMORY, "dtype": dtype, "rows": rows(limit)} for dtype, limit in (("f16", 0.25), ("f32", 0.5))]
+    figure = plot.figure(results)
+    assert titles(figure) == [f"Memory of a rank over ring size, {dtype}" for dtype in ("f16", "f32")]
+    for axes, limit in zip(figure.axes, (0.25, 0.5)):
+        measured, least = axes.lines[:2]
+        assert np.allclose(least.get_ydata(), measured.get_ydata()[0] * np.array([1, 1 - limit, 1 - limit]))
+        assert "limit" in [text.get_text() for text in axes.get_legend().get_texts()]
+
+
 def test_the_scaling_panel_shows_times_over_ring_sizes():
     axes = plot.figure([bench(4), bench(1)]).axes[1]
     assert list(axes.lines[0].get_xdata()) == [1, 4] and np.allclose(axes.lines[0].get_ydata(), [100, 25])
