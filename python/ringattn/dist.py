@@ -242,9 +242,9 @@ def _by_key(key: str) -> Any:
 
 
 def _threads_of(ranks: Any) -> Any:
-    if isinstance(ranks, bool) or not 1 <= operator.index(ranks) <= 4096:
+    if isinstance(ranks, bool) or not 1 <= operator.index(ranks) <= 512:
         raise ValueError(
-            f"group is {ranks!r}; a number of in-process ranks must be from 1 to 4096 "
+            f"group is {ranks!r}; a number of in-process ranks must be from 1 to 512 "
             f"(a process that is no member of a process group must not call)"
         )
     ranks = operator.index(ranks)

@@ -5,13 +5,18 @@
 
 #include "plan/plan.h"
 
+/* The device's own choice; 0: it has none. */
+static int64_t device_bucket(const ra_config *c) {
+    const ra_device_ops *device = ra_device_of(c->device);
+    return device ? device->usual_bucket : 0;
+}
+
 /* What is fast: a bucket of n rows rereads and rewrites the running state of every query once, 8*D bytes against 4*D*n flops,
  * and queries are packed again. That costs under 5 % from about 400 rows on where vectors compute, from 4096 in f32 and 8192 of
  * 16 bits where matrix units do, and from about 5000 on a GPU. Which cores the other ranks have is not known here: so a bucket
  * is a quarter of a shard between those bounds (of 16 bits not below 2048, at which matrix units lose a tenth). */
 static int64_t fast_bucket(const ra_config *c, int ranks) {
-    const ra_device_ops *device = ra_device_of(c->device);
-    if (device && device->usual_bucket) return device->usual_bucket;
+    if (device_bucket(c)) return device_bucket(c);
     const bool halves = c->dtype == RA_BF16 || c->dtype == RA_F16;
     const int64_t least = halves ? 2048 : 512, most = halves ? 8192 : 4096;
     const int64_t quarter = c->seq_k / ranks / 4 / least * least; /* whole blocks of every kernel */
@@ -22,7 +27,7 @@ static int64_t fast_bucket(const ra_config *c, int ranks) {
 #define SMALL_SHARD 8192
 
 static bool asked_small(const ra_config *c, int ranks) {
-    return c->schedule == RA_SCHEDULE_RING && ranks > 1 && ra_ceil_div(c->seq_k, ranks) <= SMALL_SHARD;
+    return c->schedule == RA_SCHEDULE_RING && ranks > 1 && !device_bucket(c) && ra_ceil_div(c->seq_k, ranks) <= SMALL_SHARD;
 }
 
 int64_t ra_usual_bucket(const ra_config *c, int ranks) {
