@@ -1,4 +1,4 @@
-"""Do the ranks of a group pass a module what it takes them to pass? Asked once, by comparing digests of their tensors."""
+"""Do the ranks of a group pass a module what it expects of them? Checked once, by comparing digests of their tensors."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from ._engine import Ranges
 def checked_shapes(
     query: Sequence[int], key: Sequence[int], value: Sequence[int], dtypes: tuple[Any, Any, Any]
 ) -> tuple[int, ...]:
-    """batch, query rows, heads, head dim, key rows, KV heads; or what does not fit."""
+    """(batch, query rows, heads, head dim, key rows, KV heads); raises ValueError if they do not fit each other."""
     if len(query) != 4 or len(key) != 4 or len(value) != 4:
         name, shape = next((n, s) for n, s in (("query", query), ("key", key), ("value", value)) if len(s) != 4)
         raise ValueError(f"{name} has shape {tuple(shape)}; it must be [batch, rows, heads, head dim]")

@@ -1,4 +1,4 @@
-"""``attention`` for NumPy arrays and whatever speaks DLPack; torch tensors are handed to ringattn.torch."""
+"""``attention`` for NumPy arrays and objects that support DLPack; torch tensors are handed to ringattn.torch."""
 
 from __future__ import annotations
 
@@ -66,21 +66,21 @@ def attention(
         layout: which rows a rank holds: ``"contiguous"``, ``"zigzag"`` (balances causal work) or ``"striped"``.
         query_placement: ``"sharded"``, or ``"replicated"`` for all queries on every rank.
         schedule: ``"ring"``, ``"gather"``, ``"merge"`` or ``"auto"``.
-        bucket: K/V rows that travel at once; None to choose.
-        threads: worker threads of this rank; None for the machine's share.
+        bucket: K/V rows that travel at once; None: chosen for you.
+        threads: worker threads of this rank; None for the machine's cores divided by the ranks on it.
         timeout: seconds of silence after which a rank counts as lost; None for 60.
-        call_timeout: seconds that a call may last with ranks that all live; None for ever.
+        call_timeout: seconds that a call may last even if every rank is alive; None for no limit.
         kernel: a kernel's name, or ``"auto"``.
         return_lse: also return the log-sum-exp of the scores, ``[B, H, Nq]`` (float64 for float64, else float32).
-        unsupported: what other libraries know raises ValueError: with the name that it has here (``causal``), or with
-            the reason why it is not supported (``attn_mask``). Values that switch it off are taken.
+        unsupported: arguments of other libraries raise ValueError, with their name here (``causal``) or the reason why they
+            are not supported (``attn_mask``). A value that switches one off, such as None or False, is accepted.
 
     Returns:
         ``out`` like query, or ``(out, lse)``. A row without any key is 0, its lse -inf.
 
     Raises:
         ValueError: an argument is wrong; the sentence names it.
-        RuntimeError: a rank was lost, memory ran out, a kernel is missing; its ``status`` is the library's code.
+        RingattnError: a rank was lost, memory ran out, a kernel is missing. A RuntimeError; ``status`` is the library's code.
 
     >>> import numpy as np, ringattn
     >>> rng = np.random.default_rng(0)

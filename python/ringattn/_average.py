@@ -17,7 +17,7 @@ class Average(NamedTuple):
 
     ranks: frozenset[int]
     divisor: float
-    seen: Any = None  # the parameter that autograd sees in its place, without its hooks
+    seen: Any = None  # FSDP1: the parameter that autograd sees instead, which lacks hooks set on the original
 
 
 def local(tensor: torch.Tensor) -> torch.Tensor:

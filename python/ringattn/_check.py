@@ -1,4 +1,4 @@
-"""``check``: is a module on a ring the module on one rank?"""
+"""``check``: does a module compute the same on a ring as on one rank?"""
 
 from __future__ import annotations
 

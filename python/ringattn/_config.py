@@ -43,10 +43,10 @@ class Shape(NamedTuple):
 
 
 class Settings(NamedTuple):
-    """What an attention is told beside its tensors, in the order of ``attention``'s arguments: the one list of them.
+    """The settings of a call, all but tensors, key_range, seed and group, in the order of ``attention``'s arguments.
 
-    Callers fill it as they are called (None where something is left open); `checked` gives every field the type below, and
-    leaves what has it as it is.
+    This is the only list of them. Callers fill it with what they were given (None where something is left open); `checked`
+    gives every field the type below.
     """
 
     segment_lengths: tuple[int, ...] = ()
@@ -62,16 +62,16 @@ class Settings(NamedTuple):
     query_placement: str = "sharded"
     schedule: str = "auto"
     bucket: int = 0  # 0: chosen
-    threads: int = 0  # 0: the machine's share
+    threads: int = 0  # 0: the machine's cores divided by the ranks on it
     timeout: Optional[float] = None
-    call_timeout: Optional[float] = None  # None: for ever
+    call_timeout: Optional[float] = None  # None: no limit
     kernel: str = "auto"
     enable_memory_pool: bool = True  # False: buffers are allocated afresh for each call
     use_pattern_cache: bool = True  # False: plans are made afresh for each call
 
 
 class Options(Settings):
-    """Checked settings with the problems made of them; compared by identity, which is quick: equal arguments meet the same."""
+    """Checked settings, and problems made from them. Compared by identity, which is quick: equal arguments get one object."""
 
     problems: dict[Shape, Problem]
     _desc: Optional[Desc] = None
@@ -225,8 +225,8 @@ def make_options(given: Sequence[Any]) -> Options:
 
 
 def checked(given: Settings) -> Settings:
-    """Settings of the right types, or what is wrong with them; plain code, which torch.compile can follow. What the library
-    checks itself is left to it."""
+    """Settings of the right types; raises ValueError if one is wrong. Plain code, which torch.compile can follow. What the
+    library checks itself is left to it."""
     lengths, rates = pattern(given.segment_lengths, given.dilation_rates)
     return Settings(
         lengths,
@@ -339,7 +339,7 @@ def warn_once(name: tuple[Any, ...], text: str, kind: type[Warning] = UserWarnin
 
 
 def callers_level() -> int:
-    """How many frames above the caller of this function the code of this package, and of torch around it, ends."""
+    """The stacklevel at which a warning points to the first frame outside this package and torch."""
     torch = sys.modules.get("torch")
     inside = (_HERE, os.path.dirname(torch.__file__)) if torch is not None and torch.__file__ else (_HERE,)
     level = 1
@@ -361,8 +361,9 @@ _LIKE: dict[str, dict[str, Any]] = {
 def like(name: str) -> dict[str, Any]:
     """The settings that reproduce another library, as keyword arguments of ``attention``.
 
-    ``dense``, ``fkodom``, ``longnet`` (the paper, alexisrozhkov), ``torchscale`` or ``strided`` (NATTEN with stride = kernel).
-    ``dense`` sets the pattern itself; the others take your own segment_lengths and dilation_rates.
+    ``dense``, ``fkodom``, ``longnet`` (as in the paper, and in alexisrozhkov's code), ``torchscale`` or ``strided`` (dilated
+    attention of NATTEN with its stride equal to the kernel size). ``dense`` sets the pattern itself; the others take your own
+    segment_lengths and dilation_rates.
 
     >>> import numpy as np, ringattn
     >>> x = np.ones((1, 8, 2, 4), np.float32)

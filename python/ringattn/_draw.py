@@ -13,10 +13,10 @@ from ._style import EMPTY, QUIET, hop_colour, style
 
 
 def attended(seq: int, heads: int = 1, kv_heads: Optional[int] = None, **options: Any) -> np.ndarray:
-    """How often each query reads each key, ``[heads, queries, keys]``: asked of the library itself, key by key.
+    """How often each query reads each key, ``[heads, queries, keys]``, found by calling the library.
 
-    With q = 0 every key a query reads has the same weight, and lse = log of their number; v = the unit vectors says which they
-    were.
+    With q = 0 every key that a query reads has the same weight, and lse is the log of their number; with unit vectors as v the
+    result tells which keys they were.
     """
     kv_heads = kv_heads or heads
     queries, keys = np.zeros((1, seq, heads, 1), np.float64), np.zeros((1, seq, kv_heads, 1), np.float64)

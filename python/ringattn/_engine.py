@@ -33,11 +33,11 @@ class Communicator:
         self.handle, self.ranks = handle, ranks
         self.lock = threading.Lock()  # a handle serves one thread at a time; CUDA's backward pass comes from another one
         self._transport = transport  # kept alive for as long as the library may call it
-        self._pid = os.getpid()  # a forked child leaves it alone: the threads that belong to it are not there
+        self._pid = os.getpid()  # a forked child does not free the handle: its threads exist in the parent only
         self._timeouts = (0.0, 0.0)
         self._plan = 0
         self._plan_key: Any = None
-        self._reused = 0  # passes that the plan at hand served, of which the library's cache never heard
+        self._reused = 0  # passes that reused the plan kept here, which the library's cache does not count
         self._arguments = ctypes.create_string_buffer(max(_FORWARD.size, _BACKWARD.size))
         self._address = ctypes.addressof(self._arguments)
 

@@ -37,7 +37,7 @@ _UNSUPPORTED = {
 }
 for _name in ("attention_mask", "mask"):
     _UNSUPPORTED[_name] = _UNSUPPORTED["attn_mask"]
-# Switches of what is always so: sums have one order, and query heads may share key heads.
+# Accepted with any value, since they are always on: sums have a fixed order, and query heads may share key heads.
 _EITHER = ("deterministic", "enable_gqa", "pack_gqa")
 
 
@@ -49,8 +49,8 @@ def asks_for_nothing(value: Any) -> bool:
 
 
 def refuse(caller: str, arguments: dict[str, Any]) -> None:
-    """Raises for arguments that other libraries know and this one does not (ValueError, with our name for it or the reason) or
-    that nobody knows (TypeError). An argument that asks for nothing, ``attn_mask=None`` say, is taken."""
+    """Raises ValueError for arguments of other libraries, with our name for it or the reason why it is not supported, and
+    TypeError for unknown ones. A value that switches an argument off, such as ``attn_mask=None``, is accepted."""
     for name, value in arguments.items():
         if name in _EITHER:
             continue

@@ -1,8 +1,8 @@
 """What a Hugging Face model's mask says, on its way from transformers' mask interface to the attention function.
 
-transformers hands masks on as tensors of four dimensions, so that is what it travels as: int64 ``[batch, 1, 1, columns]`` on
-the CPU, where the library needs the numbers. Under torch.compile an operator writes it and an operator reads it, so that
-lengths and padding are no part of the graph.
+transformers passes masks as tensors of four dimensions, so ours is one too: int64 ``[batch, 1, 1, columns]``, on the CPU, where
+the library needs the numbers. Under torch.compile one operator writes it and another reads it, so that lengths and padding are
+no part of the graph.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _on_group(
 
 
 def check_positions(mask: Mask, position_ids: Optional[torch.Tensor], queries: int, where: Any, layout: str) -> None:
-    """Raises where the tokens that count do not have the positions that attention takes them to have."""
+    """Raises if tokens that are not padding have other positions than attention assumes."""
     if isinstance(where, _dist.Processes):
         try:
             _check_rows(mask, position_ids, queries, where, layout)

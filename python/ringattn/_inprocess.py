@@ -1,8 +1,8 @@
 """``group=p``: p ranks, each a thread of this process; whole tensors in, whole tensors out.
 
-The caller's thread may be torn out of a call at any moment: Ctrl-C raises wherever it is. So it is no rank itself and only
-waits, and an interrupt ends the ring before it goes on. What the ranks touch is held by the ranks themselves, and communicators
-are kept for another call only when every rank came to its end: nothing is freed or used again too early, whatever is raised.
+Ctrl-C may raise an exception in the caller's thread at any moment. So that thread is no rank itself and only waits, and an
+interrupt ends the ring before it is passed on. The ranks hold what they touch, and communicators are kept for another call only
+if every rank has finished: nothing is freed or used again too early, whatever is raised.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _spare(shape: Shape, size: int, is_lse: bool, kept: list[Any]) -> Tensor:
 
 
 def _device_chooser() -> Callable[[], None]:
-    """Makes this thread's CUDA device the current one of another thread, too."""
+    """A function that makes this thread's CUDA device the current one of the thread that calls it."""
     import torch
 
     return functools.partial(torch.cuda.set_device, torch.cuda.current_device())
@@ -161,7 +161,7 @@ def _new_thread_ranks(ranks: int) -> list[Communicator]:
 
 
 def _taken(ranks: int) -> list[Communicator]:
-    """Communicators for a call. They are nobody else's until `_keep`, so a call that is torn apart leaves none behind."""
+    """Communicators for a call. No other call gets them before `_keep`, so a call that is interrupted leaves none behind."""
     return _kept.sets.pop(ranks, None) or _new_thread_ranks(ranks)
 
 

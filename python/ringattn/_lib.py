@@ -206,7 +206,7 @@ class CommOps(Struct):
 CALLER_THREAD = 1  # a flag of CommOps
 
 
-# name: (result, arguments). A result of c_int that is an ra_status is listed in _STATUS below.
+# name: (result, arguments). A c_int is an ra_status; of ra_recommended_dtype it is a dtype, of ra_plan_schedule a schedule.
 _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ra_status_name": (c_char_p, [c_int]),
     "ra_last_error": (c_char_p, []),

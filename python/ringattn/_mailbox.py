@@ -231,9 +231,9 @@ class Mailbox:
             return _lib.ABORTED
 
     def _speaks_for(self, peer: int) -> bool:
-        """Whether to tell the library that a silent peer lives. Beats go through Python here, so a peer in which some thread
-        holds Python's lock for long cannot beat; but the system of the same machine knows that it is neither dead nor
-        stopped."""
+        """Whether to tell the library that a silent peer is alive. Heartbeats go through Python here, so a peer in which some
+        thread holds the GIL for long cannot send any; but on the same machine the operating system knows that it is neither
+        dead nor stopped."""
         now = time.monotonic()
         if peer >= len(self.peers) or now - self._heard.get(peer, now) < self.timeout / 2 or not lives(self.peers[peer]):
             return False

@@ -1,8 +1,8 @@
 """Memory of large results.
 
-Memory that nobody touched yet comes page by page, each with an interrupt and cleared first. In a dilated backward call, whose
-results are several times what it computes, that took up to a third of the time. So a large result lies in a block of its own,
-of large pages where the system has them, and when the result is gone the block waits for the next one of its size.
+Fresh memory costs a page fault for each page, which the system clears first. In a dilated backward call, whose results
+are several times as large as what it computes, that took up to a third of the time. So a large result lies in a block of its
+own, of large pages where the system has them, and when the result is gone the block waits for the next one of its size.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import weakref
 from collections import deque
 from typing import Optional
 
-SMALL = 1 << 20  # bytes below which an allocator has as much at hand
-MOST = 128 << 20  # bytes that wait, at most: more than that goes back to the system at once
-PATIENCE = 64  # results later, a block that still waits goes back, too
+SMALL = 1 << 20  # bytes; smaller results come from torch's allocator
+MOST = 128 << 20  # bytes that may wait; beyond that a block goes back to the system at once
+PATIENCE = 64  # a block that has waited for so many results goes back, too
 LARGE_PAGE = 2 << 20
 _ADVICE = getattr(mmap, "MADV_HUGEPAGE", None)  # Linux has it
 

@@ -43,7 +43,7 @@ def _lse_view(tensor: Optional[torch.Tensor]) -> Tensor:
 
 
 class _Device:
-    """The device and stream of a call; on CUDA also makes the device current while the call runs."""
+    """Makes a CUDA device current while a call runs; gives its current stream."""
 
     def __init__(self, device: torch.device):
         self.device = device
@@ -69,7 +69,7 @@ def _run(
 
 
 def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[Shape, tuple[Tensor, Tensor, Tensor]]:
-    """The local shape of a call and its three inputs, or what is wrong with them."""
+    """The local shape of a call and its three inputs; raises ValueError if something is wrong with them."""
     code = _CODES.get(query.dtype)
     if code is None:
         raise ValueError(f"query has dtype {query.dtype}; float32, bfloat16, float16 and float64 are supported")
@@ -116,7 +116,7 @@ def run_forward(
     want_lse: bool,
     gradient: bool = False,
 ) -> tuple[torch.Tensor, Optional[torch.Tensor], Problem, int]:
-    """out, lse, and what the ranks agreed on. Where a gradient is asked for that nobody could compute, nothing runs."""
+    """out, lse, and what the ranks agreed on. If a gradient is needed that cannot be computed, raises before anything runs."""
     try:
         shape, views = _checked(query, key, value)
     except ValueError as error:

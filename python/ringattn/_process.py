@@ -1,4 +1,4 @@
-"""Does another process of this machine live? Asked of the system, which knows it even while that process cannot speak."""
+"""Is another process of this machine alive? The operating system knows, even while that process cannot send a message."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Process(NamedTuple):
-    """A process, by what no other one shares with it."""
+    """What identifies a process, on any machine and at any time."""
 
     machine: str  # this boot of it, and its view of process numbers; "": not known
     number: int

@@ -79,12 +79,12 @@ class KVCache:
 
     @property
     def key_range(self) -> Optional[tuple[int, int]]:
-        """What of ``key`` is there, for ``ringattn.attention``; None for all of it."""
+        """The rows of ``key`` that are filled, as ``ringattn.attention`` takes them; None for all."""
         return (0, self._rows) if self._fixed else None
 
     def append(self, key: torch.Tensor, value: torch.Tensor, sharded: bool = False) -> None:
-        """The next rows, ``[B, N, Hk, D]``: all of them, the same on every rank, which keeps its own. Or, with ``sharded``,
-        this rank's own ones: those of a long prompt, say, as ``shard`` gives them for a striped cache. Every rank then calls it."""
+        """Appends rows, ``[B, N, Hk, D]``. Every rank passes the same new rows and keeps its own. With ``sharded`` each passes
+        its own rows alone, as ``shard`` gives them for a striped cache (a long prompt, say); every rank must then call it."""
         if key.shape != value.shape or key.dim() != 4:
             raise ValueError(
                 f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; both must be [batch, rows, heads, head dim]"

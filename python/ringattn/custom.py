@@ -55,8 +55,8 @@ class Transport:
     True
     """
 
-    # True: only a thread that is inside a call may use the transport. Then no thread beside it shows the peers that this rank
-    # lives while it computes, and they wait for it longer before they count it as lost.
+    # True: only a thread that is inside a call may use the transport. Then no other thread can send heartbeats while this rank
+    # computes, and the peers wait longer before they count it as lost.
     callers_thread_only = False
 
     def __init__(self, rank: int, ranks: int):
@@ -74,12 +74,12 @@ class Transport:
         raise NotImplementedError(f"{type(self).__name__} lacks post_receive")
 
     def wait(self, request: Any, seconds: float) -> Optional[int]:
-        """Waits for a request, at most so long (0: only looks). Returns None while it is not done; the number of bytes that
-        came when it is, which is of no interest for a send."""
+        """Waits for a request for at most ``seconds`` (0: does not wait). Returns None if it is not done, else the number of
+        bytes received; for a send any number will do."""
         raise NotImplementedError(f"{type(self).__name__} lacks wait")
 
     def cancel(self, request: Any) -> bool:
-        """Gives up a request. Returns whether nothing will touch its buffer any more; if not, the buffer is kept for ever."""
+        """Gives up a request. Returns True if nothing will touch its buffer any more; otherwise the buffer is never freed."""
         return True
 
     def abort(self, reason: str) -> None:

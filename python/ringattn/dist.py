@@ -30,7 +30,7 @@ from ._transports import GlooMailbox, MpiMailbox
 
 # ----------------------------------------------------------------------------------------------------------------------- groups
 
-# What every rank tells every other before a call, and the same length for a rank that only says why it does not take part.
+# What every rank tells every other before a call. A rank that does not take part says why, in a record of the same length.
 _RECORD = struct.Struct("<?qqQ16s")  # taking part, query rows, key rows, seed, digest
 _RECORD_BYTES = 512
 PROCESSES = ("dist:", "mpi:", "custom:")  # how the keys of groups of processes begin

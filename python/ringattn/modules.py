@@ -30,7 +30,7 @@ def _started() -> bool:
 
 
 def _group_for(group: Any, ring_size: Optional[int]) -> Any:
-    """The group of a module: as given, or ``ring_size`` ranks, those of torch.distributed where it runs with as many."""
+    """A module's group: as given, or ``ring_size`` ranks: torch.distributed's processes if it is started, else in-process."""
     if ring_size is None:
         return group
     ring_size = _count(ring_size)
@@ -53,7 +53,7 @@ def _group_for(group: Any, ring_size: Optional[int]) -> Any:
 
 
 def _outside_graphs() -> Any:
-    """``_attend_whole`` as torch.compile leaves it alone: the ranks talk to each other in there, which no graph holds."""
+    """``_attend_whole``, left out of torch.compile's graphs: the ranks exchange messages in it."""
     return torch.compiler.disable(RingDilatedAttention._attend_whole)
 
 
@@ -63,20 +63,20 @@ class RingDilatedAttention(nn.Module):
     Args:
         segment_lengths, dilation_rates: the branches; None for dense attention.
         dropout: of the attention weights, in training.
-        ring_size: ranks. Without ``group``: the processes of torch.distributed where that runs with as many ranks (each brings
-            what ``inputs`` says), else that many in-process ranks (whole tensors in, whole tensors out). None: what ``group``
-            says; the presets then take all processes of torch.distributed, and this process alone where it is not started.
+        ring_size: the number of ranks. Without ``group``: the processes of torch.distributed if it is started, which must be as
+            many (each passes what ``inputs`` says), else in-process ranks (whole tensors in, whole tensors out). None: those of
+            ``group``; without one, the presets take all processes of torch.distributed, or this process if it is not started.
         device: inputs on another device raise; None for any.
         dtype: what is computed in; inputs are converted, and the result converted back. None: the type of the inputs.
         enable_memory_pool: False allocates afresh for each call.
         use_pattern_cache: False plans afresh for each call.
         use_flash_attention: False uses the scalar kernels.
-        bucket_size: K/V rows that travel at once; None to choose.
+        bucket_size: K/V rows that travel at once; None: chosen for you.
         query_placement, schedule, dilate_queries: as in ``ringattn.attention``; None for what the preset says.
         inputs: what a rank of a group of processes passes. ``"shard"``: its own rows (with replicated queries the whole query).
-            ``"full"``: the whole query, key and value, the same on every rank, and the whole result comes back; each rank is
-            taken to compute the same loss from it, so gradients are whole on every rank, too, and ``sync_gradients`` leaves
-            them alone. None for what the preset says: ``"full"`` for the presets, ``"shard"`` here.
+            ``"full"``: the whole query, key and value, the same on every rank, and the whole result comes back; each rank must
+            compute the same loss from it, so gradients are whole on every rank, too, and ``sync_gradients`` leaves them alone.
+            None: ``"full"`` for the presets, ``"shard"`` here.
         group, layout, combine, offset, window, scale, threads, timeout, call_timeout: as in ``ringattn.attention``.
 
     The first call on a group of processes compares digests of what the ranks pass: unequal tensors under ``"full"`` (and
@@ -349,8 +349,8 @@ class RingDilatedAttentionV2Collective(_Preset):
 
 class RingDilatedAttentionV2(_Preset):
     """All queries on every rank, keys and values divided. On a group of processes with ``inputs="shard"`` query is whole, key
-    and value are this rank's rows. In one process ``ring_size`` is a number of parts that keys and values come in, one after
-    the other, to one state: it changes neither the result nor the memory.
+    and value are this rank's rows. In one process ``ring_size`` is the number of parts of keys and values that a loop would
+    add to one running state, one after the other: it changes neither the result nor the memory.
 
     >>> import torch, ringattn
     >>> x = torch.randn(1, 32, 4, 8)

@@ -79,8 +79,8 @@ class RingMultiheadDilatedAttention(nn.Module):
             gradients are whole on every rank.
 
     ``forward`` has the arguments of ``nn.MultiheadAttention`` and returns ``(output, None)``; ``need_weights`` is False by
-    default. ``attn_mask`` is accepted where it says no more than ``is_causal`` does; ``key_padding_mask`` where it leaves a
-    range of keys.
+    default. ``attn_mask`` is accepted if it is the causal mask or masks nothing, ``key_padding_mask`` if the keys that it
+    leaves are one contiguous range.
 
     >>> import torch, ringattn
     >>> theirs = torch.nn.MultiheadAttention(32, 4, batch_first=True)
@@ -95,8 +95,7 @@ class RingMultiheadDilatedAttention(nn.Module):
     bias_k: None = None
     bias_v: None = None
     add_zero_attn = False
-    # nn.TransformerEncoderLayer asks for this before it computes attention itself, without calling the module. Ours must be
-    # called.
+    # nn.TransformerEncoderLayer computes attention itself, without calling the module, if this is True. Ours must be called.
     _qkv_same_embed_dim = False
 
     def __init__(

@@ -3,8 +3,8 @@
     python -m ringattn.plot results.json [more.json ...] [-o picture.png]
 
 A file holds one JSON object, a list of them, or several one after the other (``ringattn bench --json >> results.json``). Each
-kind of result becomes a panel: speed, scaling over the ring size, memory with its limit or the 1/p line (a panel for each dtype),
-balance of a plan, speed against peers.
+kind of result becomes a panel: speed, scaling over the ring size, memory with its limit or the 1/p line (a panel for each
+dtype), balance of a plan, speed against peers.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Whole tensors and shards of them: ``shard``, ``unshard`` and ``positions``, for every layout and any length.
 
-What lies before ``shard`` and after ``unshard`` is whole, and every rank is taken to compute it alike; what lies between them
-is a rank's own rows. Gradients follow: that of ``shard`` is gathered, so that it is whole on every rank, and that of
+What lies before ``shard`` and after ``unshard`` is whole, and every rank must compute it alike; what lies between them is a
+rank's own rows. Gradients follow: that of ``shard`` is gathered, so that it is whole on every rank, and that of
 ``unshard`` is a rank's own rows of its own gradient. Nothing is summed over the ranks.
 """
 
@@ -60,8 +60,8 @@ def shard(x: Any, group: Any = None, layout: str = "contiguous", dim: int = 1, *
         group: as in ``attention``. With None or an integer whole tensors go in and out of a call: x itself is returned.
         layout: as in ``attention``.
         dim: the dimension of the rows.
-        rank: whose rows; this process's by default. With it an integer ``group`` is a number of ranks, and gradients are those
-            of plain indexing.
+        rank: whose rows; this process's by default. With it ``group`` may be an integer, the number of ranks, and gradients are
+            those of plain indexing.
 
     The gradient of x is gathered from all ranks: whole, and equal everywhere.
 
@@ -90,8 +90,8 @@ def take(x: Any, runs: list[Run], dim: int, join: Any) -> Any:
 def unshard(x: Any, group: Any = None, layout: str = "contiguous", dim: int = 1) -> Any:
     """Undoes ``shard``: the whole tensor, on every rank, from each rank's rows. Every rank of a group of processes calls it.
 
-    Every rank is taken to compute the same from the whole tensor: the gradient of x is this rank's rows of its own gradient,
-    and nothing is summed. (``gather_from_rank`` sums.)
+    Every rank must compute the same from the whole tensor: the gradient of x is this rank's rows of its own gradient, and
+    nothing is summed. (``gather_from_rank`` sums.)
 
     >>> import numpy as np, ringattn
     >>> ringattn.unshard(np.arange(10), dim=0).shape

@@ -1,4 +1,4 @@
-"""``attention`` for torch tensors: straight to the library where nothing stands between, else by the operators."""
+"""``attention`` for torch tensors: plain ones go straight to the library, others (compiled, traced, mapped) to operators."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _DROPOUT = Settings._fields.index("dropout_p")
 
 
 class _Eager(torch.autograd.Function):
-    """The same passes without the dispatcher, whose way to an operator in Python takes longer than a small attention."""
+    """The same passes without torch's dispatcher, which takes longer to call a Python operator than a small attention takes."""
 
     @staticmethod
     def forward(
@@ -71,8 +71,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _plain(query: Any, key: Any, value: Any) -> bool:
-    """Whether nothing stands between tensors and memory: no mode, no transform, no subclass of Tensor, no tensor without data
-    or with its signs turned lazily."""
+    """Whether the tensors can be read from memory as they are: no mode, no transform, no subclass of Tensor, no meta tensor,
+    no lazily negated one."""
     if type(query) not in _PLAIN or type(key) not in _PLAIN or type(value) not in _PLAIN or query.is_meta:
         return not (isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor))
     return not (
@@ -130,7 +130,7 @@ def attention(
 ) -> Any:
     """``ringattn.attention`` for torch tensors, its settings given in order.
 
-    ``seed`` and ``key_range`` may be int64 tensors, which torch.compile does not fix in its graph.
+    ``seed`` and ``key_range`` may be int64 tensors, which torch.compile does not make constants of its graph.
 
     >>> import torch, ringattn
     >>> x = torch.randn(1, 8, 2, 4, requires_grad=True)
