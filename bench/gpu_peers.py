@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
 """ringattn on one GPU beside PyTorch and FlashAttention-4: same process, same tensors, taking turns, CUDA events, medians.
 
-    bench/gpu_peers.py --library build/libringattn_cuda.so [--cases dense,views,...] [--out NAME]      (a page, and NAME.json)
+    bench/gpu_peers.py --library build/libringattn_cuda.so [--cases dense,views,...] [--out NAME]      (prints a page, writes NAME.json)
     bench/gpu_peers.py --library ... --cases backward,backward_views --fa4 DIRECTORY    (where FlashAttention-4 is installed)
 
 bench/report.py makes the page and the plot of the JSON.
 
 Peers get what suits them: contiguous [B, H, N, D] for dense attention; for dilated attention strided views of [B, N, H, D] into
 SDPA and a copy of the result to its rows ("the careful way"), no_grad. FlexAttention is compiled, with the pattern as its block
-mask. Rates count attended pairs only, 4 D flops each, in the backward pass 10 D. Backward is timed alone: of the peers by
-autograd.grad on a graph that is kept, of this library delta and all kernels. A GPU at its power limit slows down, so only
-rates of one row compare.
+mask. Rates count attended pairs only, 4 D flops each, in the backward pass 10 D. Backward is timed alone: the peers' by
+autograd.grad on a graph that is kept, this library's with delta and all kernels. A GPU at its power limit slows down, so only
+rates of one row can be compared.
 Times are the device's: it is kept busy until the host has enqueued the call."""
 
 import argparse

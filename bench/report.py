@@ -10,7 +10,7 @@ The pages in bench/results:
     bench/report.py bench/results/cpu.json -o bench/results/cpu.md
     bench/report.py bench/results/neoverse-n1.json -o bench/results/neoverse-n1.md
 
-A file is what bench/gpu_peers.py --out or bench/cpu_peers.py --json wrote. Several files of one CPU are several runs: a row
+A file is what bench/gpu_peers.py --out, bench/cpu_peers.py --json or bench/transports.py wrote. Several files of one CPU are several runs: a row
 then is the median of their ratios, and has a range. A file may give its page a title, and say how it was made ("note")."""
 
 import argparse

@@ -3,8 +3,8 @@
 
     bench/transports.py [build/ringattn] [ROUNDS] [RESULTS.json]        (bench/report.py makes a page of the JSON)
 
-Runs alternate, so that a machine whose speed drifts does not favour either; the median of the ratios of their times counts. A ratio
-of 1 means that two ranks are as fast. Needs a quiet machine. Targets: 0.90 over MPI at n = 16384, 0.93 over threads at n = 32768.
+Runs alternate, so that a machine whose speed drifts does not favour either; the result is the median of the ratios of their times. A
+ratio of 1 means that two ranks are as fast as one. Needs a quiet machine. Targets: 0.90 over MPI at n = 16384, 0.93 over threads at n = 32768.
 """
 import json
 import os

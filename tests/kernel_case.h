@@ -1,6 +1,6 @@
 /* Random kernel steps, and their results by a naive float64 loop over the definition of an item (core/item.h).
  *
- * Every tensor lies in its own mapping with an unreadable page on each side, close to one of them, at an offset of 0..63 bytes.
+ * Every tensor lies in its own mapping between two unreadable pages, 0..63 bytes from one of them.
  * What an item does not address is NaN, and must stay as it was. */
 #ifndef KERNEL_CASE_H
 #define KERNEL_CASE_H
@@ -99,7 +99,7 @@ static inline const double *guarded_row(const guarded *g, int64_t b, int64_t row
     return g->values + guarded_at(g, b, row, head, 0);
 }
 
-static uint64_t tensor_offsets; /* bytes beyond a page at which tensors have begun, or before one at which they have ended */
+static uint64_t tensor_offsets; /* a bit for each distance, in bytes, of a tensor from the page beside it */
 
 /* A tensor of NaN with random strides. dim 0: like lse, without elements. */
 static inline guarded guarded_new(rng *r, ra_dtype dtype, int64_t batches, int64_t rows, int64_t heads, int64_t dim) {
@@ -136,7 +136,7 @@ static inline void guarded_use(guarded *g, int64_t b, int64_t row, int64_t head)
     for (int64_t d = 0; d < g->dim; d++) g->used[guarded_at(g, b, row, head, d)] = 1;
 }
 static inline void guarded_keep(guarded *g) { memcpy(g->copy, g->tensor.data, (size_t)g->elements * ra_dtype_size(g->dtype)); }
-/* Bytes that no index reaches are as guarded_keep found them; with `all`, the others too. */
+/* Checks that bytes which no index reaches are as guarded_keep found them; with `all`, the others too. */
 static inline void guarded_check(const guarded *g, bool all) {
     const size_t size = ra_dtype_size(g->dtype);
     for (int64_t i = 0; i < g->elements; i++)
@@ -162,7 +162,7 @@ typedef struct kernel_case {
     ra_item items[MAX_ITEMS];
     int64_t item_count;
     bool single;
-    bool halves; /* sums are: acc has the lower ones, out the upper ones */
+    bool halves; /* sums are split: acc has the lower halves, out the upper ones */
     int64_t rows_k;
     guarded q, dout, k[MAX_ITEMS], v[MAX_ITEMS];
     guarded out, lse, acc, m, l;                     /* forward */
@@ -175,19 +175,19 @@ typedef struct kernel_case {
 } kernel_case;
 
 typedef struct case_options {
-    int64_t max_rows, max_keys; /* of one turn of an item */
+    int64_t max_rows, max_keys; /* of one iteration of an item */
     double amplitude;           /* of q */
     bool dropout;
     bool forbid_limits; /* no window, no key range */
-    bool causal;        /* nothing else but that */
-    bool few;           /* query rows against many keys */
-    bool single;        /* always */
+    bool causal;        /* and nothing else */
+    bool few;           /* few query rows against many keys */
+    bool single;        /* every case is */
     double scale;       /* times the usual one; 0 means 1 */
     bool zero_scale;
-    bool two_types;          /* f32 and bf16 alone */
-    int64_t rows, keys, dim; /* of one item of one turn; 0: random */
-    bool several;            /* turns, heads, batch entries and items, also with rows */
-    int64_t q_step, k_step;  /* of positions, which begin at 1 and at 0 then; 0: random */
+    bool two_types;          /* f32 and bf16 only */
+    int64_t rows, keys, dim; /* one item of one iteration; 0: random */
+    bool several;            /* iterations, heads, batch entries and items, even if rows are given */
+    int64_t q_step, k_step;  /* of positions, which then begin at 1 (q) and 0 (k); 0: random */
     int64_t diagonal;        /* not 0: a row meets the key at its own position alone, if that is not before this one */
 } case_options;
 
@@ -891,7 +891,7 @@ static inline void case_check_backward(const kernel_case *c, const char *kernel,
 
 /* ---------------------------------------------------------------------------------------------------------- kernels */
 
-/* Fewer cases where each takes long: RA_TEST_SHARE=10 runs a tenth. */
+/* Fewer cases where each takes long: RA_TEST_SHARE=10 runs one in ten. */
 static inline int case_share(int cases) {
     const char *share = getenv("RA_TEST_SHARE");
     return share && atoi(share) > 1 ? (cases + atoi(share) - 1) / atoi(share) : cases;

@@ -18,7 +18,7 @@ typedef unsigned short element;
 /* Squares of keys that forward packs are counted. */
 static atomic_int squares_packed;
 static inline void counted_pack_across(uint16_t *tiles, rows32 rows, int64_t width) {
-    atomic_fetch_add_explicit(&squares_packed, 1, memory_order_relaxed); /* or threads would meet here, and races hide */
+    atomic_fetch_add_explicit(&squares_packed, 1, memory_order_relaxed); /* relaxed, not to hide races */
     pack_across(tiles, rows, width);
 }
 #define pack_across counted_pack_across

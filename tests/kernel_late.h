@@ -10,7 +10,7 @@ static bool all_late;
 static atomic_int late;
 static bool soon_or_late(const ra_turn *turn, int64_t rows) {
     if (!all_late && ra_turn_comes_soon(turn, rows)) return true;
-    atomic_fetch_add_explicit(&late, 1, memory_order_relaxed); /* or threads would meet here, and races hide */
+    atomic_fetch_add_explicit(&late, 1, memory_order_relaxed); /* relaxed, not to hide races */
     return false;
 }
 #define ra_turn_comes_soon soon_or_late

@@ -105,7 +105,7 @@ static void forward_follows_scores_that_grow_without_bound(void **state) {
     ra_workers_destroy(workers);
 }
 
-/* Elements in use become so small. */
+/* Makes the elements in use tiny. */
 static void make_tiny(const guarded *g, double factor) {
     for (int64_t b = 0; b < g->batches; b++)
         for (int64_t row = 0; row < g->rows; row++)
@@ -220,7 +220,7 @@ static void forward_keeps_values_that_are_tiny(void **state) {
     ra_workers_destroy(workers);
 }
 
-/* The same of slopes, by dout or by values that are tiny. */
+/* The same for gradients, with tiny dout or tiny values. */
 static void backward_keeps_gradients_that_are_tiny(void **state) {
     (void)state;
     ra_workers *workers = workers_new(2);
@@ -464,7 +464,7 @@ static void a_poisoned_query_reaches_only_the_keys_it_attends_to(void **state) {
     ra_workers_destroy(workers);
 }
 
-/* Keys of -inf against queries of positive elements: rows that meet only such keys are empty. */
+/* Keys of -inf against queries with positive elements: rows that meet only such keys are empty. */
 static void rows_whose_every_score_is_minus_infinity_are_empty(void **state) {
     (void)state;
     ra_workers *workers = workers_new(2);

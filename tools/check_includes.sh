@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.." || exit 1
 breaches=$(mktemp)
 trap 'rm -f "$breaches"' EXIT
 
-# part, and the parts (directories of src, public headers) that its files may include; a file beside itself is always allowed.
+# A part, and the directories of src whose headers its files may include. Public headers and files beside it are always allowed.
 rules="
 src/core         core
 src/geometry     core geometry

@@ -9,7 +9,7 @@ cmake -S . -B $build -G Ninja --log-level=WARNING -DCMAKE_C_COMPILER=clang -DRA_
     -DRA_SANITIZE=fuzzer-no-link,address,undefined
 ninja --quiet -C $build fuzzers
 python3 tests/cli/corpus.py $build/seeds || echo "fuzz: no seeds without python3"
-# Short memories of who allocated what: a fifth more runs, and an input that fails can be looked at again.
+# Short allocation stacks and a small quarantine: a fifth more runs, and an input that fails can be run again with the defaults.
 export ASAN_OPTIONS=allocator_may_return_null=1:malloc_context_size=2:quarantine_size_mb=4
 status=0
 for fuzzer in $build/fuzz/fuzz_*; do
@@ -23,7 +23,7 @@ for fuzzer in $build/fuzz/fuzz_*; do
     log=$build/$name.log
     options=(-max_total_time="${FUZZ_SECONDS:-60}" -runs="${FUZZ_RUNS:--1}" -timeout=10 -rss_limit_mb=4096 -detect_leaks=0
         -print_funcs=0 -print_final_stats=1 -artifact_prefix="$build/crashes/$name-")
-    # A descriptor takes some hundred bytes: starting with short inputs would only lose time, and so does weighing them.
+    # A descriptor takes some hundred bytes: starting with short inputs would only lose time, and so would libFuzzer's weights.
     [[ $name != d* ]] || options+=(-len_control=0 -max_len=200 -entropic=0)
     if "$fuzzer" "${options[@]}" "$corpus" "${seeds[@]}" >"$log" 2>&1; then
         grep -E 'number_of_executed_units' "$log" || true
