@@ -138,7 +138,7 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     bool alone = comm->ranks == 1 || ra_link_is_solo(comm->link); /* nobody to agree with */
     if (status == RA_OK && !alone) ra_link_set_checksum(comm->link, config.checksum);
     if (config.placement == RA_REPLICATED &&
-        comm->merging) { /* the headers of the merge tell; only a failure must be told now */
+        comm->merging) { /* headers of the merge will show any difference; only a failure must be told now */
         if (status != RA_OK && !alone) ra_link_abort(comm->link, status, ra_last_error());
     } else if (!alone) {
         if (status == RA_OK) {
