@@ -1,5 +1,5 @@
 /* Kernels: one step on one device. What a step computes is a list of work items, which core/item.h defines; what comes before
- * the first step and after the last is the device's affair (device/device.h). */
+ * the first step and after the last is up to the device (device/device.h). */
 #ifndef RA_DEVICE_KERNEL_H
 #define RA_DEVICE_KERNEL_H
 

@@ -184,7 +184,7 @@ struct ra_link {
     ra_event events[RA_EVENTS];
     uint64_t event_count;
 
-    bool open;        /* ra_link_create is through: from then on the peers are told of failures */
+    bool open;        /* ra_link_create has succeeded: from then on peers are told of failures */
     ra_status status; /* not RA_OK: broken */
     int culprit;      /* the rank that broke it */
     char sentence[RA_SENTENCE];

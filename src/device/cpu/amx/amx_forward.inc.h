@@ -369,7 +369,7 @@ static slots slots_of(const ra_problem *problem, int64_t workers) {
     return s;
 }
 
-/* How a tile comes by its packed keys. */
+/* How a tile gets its packed keys. */
 typedef struct packing {
     forward_space *f;
     const ra_slab *slab;
