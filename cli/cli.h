@@ -34,7 +34,7 @@ ra_status command_man(const settings *s, bool *check_failed);
 
 /* ---------------------------------------------------------------------------------------------------------- settings */
 
-/* Everything that is wrong whatever the files hold, and everything that this build cannot do. Applies --like. */
+/* Checks for everything that is wrong whatever the files hold, or that this build cannot do. Applies --like. */
 ra_status settings_check(settings *s);
 
 /* A descriptor and the arrays it points to. */

@@ -88,7 +88,7 @@ static ra_status measure_seq(const settings *s, int64_t seq, json_t *rows) {
     return RA_OK;
 }
 
-/* A row over the limit is said before anything is run or printed. */
+/* A row over the memory limit is reported before anything is run or printed. */
 static ra_status check_rows(const settings *s) {
     for (int64_t i = 0; i < s->seq.count; i++)
         for (int64_t j = 0; j < s->ring_sizes.count; j++) {

@@ -100,8 +100,8 @@ static ra_status apply_memory_limit(job *j, int ranks) {
     return RA_OK;
 }
 
-/* Rows in two runs (zigzag) are copied from their file and striped ones are not, and both are dealt evenly: where memory is
- * short and the choice is ours, it is striped. */
+/* Zigzag shards, which have two runs, are copied from their file, and striped ones are not; both are balanced. Where memory is
+ * short and the layout is left open, it is striped. */
 static ra_status choose_memory(job *j, int ranks) {
     choose_placement(j, ranks);
     ra_status status = apply_memory_limit(j, ranks);

@@ -179,7 +179,7 @@ static void set_options(const settings *s, int ranks, ra_attention_desc *desc) {
     }
     desc->threads = (int32_t)(s->threads ? s->threads : ra_max(1, ra_usable_cores() / ranks));
     desc->device =
-        s->device == DEVICE_CUDA ? RA_DEVICE_CUDA : RA_DEVICE_CPU; /* auto: files and generated data lie in this memory */
+        s->device == DEVICE_CUDA ? RA_DEVICE_CUDA : RA_DEVICE_CPU; /* auto: files and generated data lie in host memory */
     desc->checksum = s->checksum;
 }
 

@@ -8,8 +8,8 @@
 
 #define PALETTE 8
 
-/* From "at home" on: neighbours differ in tone and in brightness. The same for a terminal of 256 colours, for SVG, and for the
- * pictures of the Python package (HOPS of _style.py). */
+/* The colours of hops 0, 1, ...: neighbours differ in tone and in brightness. The same for a terminal of 256 colours, for SVG,
+ * and for the pictures of the Python package (HOPS of _style.py). */
 static const int terminal_colours[PALETTE] = {26, 166, 36, 126, 178, 97, 74, 241};
 static const char *const svg_colours[PALETTE] = {"#005fd7", "#d75f00", "#00af87", "#af0087",
                                                  "#d7af00", "#875faf", "#5fafd7", "#626262"};

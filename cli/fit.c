@@ -31,8 +31,8 @@ static ra_status bytes_at(const settings *s, description *d, int64_t seq, int ra
     return RA_OK;
 }
 
-/* Long sequences are looked at in steps in which every rank holds whole segments: then a row meets its keys in one place and
- * needs no running state, which a row more would. */
+/* Of long sequences only lengths are tried at which every rank holds whole segments: then a row meets its keys in one place and
+ * needs no running state. */
 static int64_t rounded(const settings *s, int ranks, int64_t seq) {
     int64_t segment = 0, unit;
     for (int64_t i = 0; i < s->segment_lengths.count; i++) segment = ra_max(segment, s->segment_lengths.values[i]);
@@ -41,8 +41,8 @@ static int64_t rounded(const settings *s, int ranks, int64_t seq) {
     return seq - seq % unit;
 }
 
-/* The longest sequence for this layout and bucket; 0 if none. Memory grows nearly in proportion to the length, so a guess by
- * the rule of three halves the error many times over; where it does not, the interval is halved. */
+/* The longest sequence for this layout and bucket; 0 if none. Memory grows nearly in proportion to the length, so
+ * proportional guesses come close soon; every fourth guess halves the interval, in case they do not. */
 static ra_status longest(const settings *s, description *d, int ranks, bool backward, int64_t *seq) {
     int64_t low = 0, high = LONGEST, bytes, guess = shortest(s);
     for (int rounds = 0; high - low > ra_max(1, low >> 12); rounds++) {

@@ -64,7 +64,7 @@ void group_end(ra_status status, int code, bool quiet) {
     }
     if (world) {
         ra_comm_abort(world, status, ra_last_error());
-        ra_comm_destroy(world); /* its last word gets out */
+        ra_comm_destroy(world); /* sends its last word */
     }
     if (quiet) nanosleep(&(struct timespec){5, 0}, NULL); /* the launcher ends this as soon as the other rank has left */
     if (uses_mpi) _exit(code); /* MPI is not finalized now: that could wait for a rank that is gone, or never came */
@@ -125,7 +125,7 @@ static void *rank_main(void *arg) {
     return NULL;
 }
 
-/* An echo is a failure that says that another rank has failed. */
+/* How likely a failure is the cause: those that only report another rank's failure weigh less. */
 static int weight(ra_status status) {
     switch (status) {
     case RA_OK: return 0;
@@ -136,7 +136,7 @@ static int weight(ra_status status) {
     }
 }
 
-/* How much is done after a share of the expected time: as expected at first, then ever slower, since it was not expected. */
+/* Progress after a share of the expected time: in proportion at first, then ever slower, so that it never claims the end. */
 static double guess(double share) { return share < 0.8 ? share : 1 - 0.2 * exp(-(share - 0.8) / 0.2); }
 
 static void watch(const group *g, const char *what, _Atomic int *running) {

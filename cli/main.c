@@ -71,13 +71,13 @@ static void set_signals(void) {
     handle(SIGTERM, &action);
     handle(SIGHUP, &action);
     sigaction(SIGBUS, &action, NULL);
-    action.sa_handler = SIG_IGN; /* both show as errors of a write */
+    action.sa_handler = SIG_IGN; /* both signals show as errors of a write */
     sigaction(SIGPIPE, &action, NULL);
     sigaction(SIGXFSZ, &action, NULL);
 }
 
 /* Where a parent closed one of the first three descriptors, the next file that is opened would get its number, and messages
- * would go into that file. So each is taken, the wrong way round: using it stays the error that it was. */
+ * would go into that file. So /dev/null takes its place, opened in the wrong direction: using it stays an error. */
 static bool take_descriptors(void) {
     for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY) != fd) return false;
@@ -129,7 +129,7 @@ int main(int argc, char **argv) {
     bool written = fflush(stdout) == 0 && !ferror(stdout);
     if (!written && status == RA_OK) status = ra_fail(RA_IO, "standard output cannot be written");
     if (status != RA_OK) {
-        /* All ranks meet the same mistake of a user: the first says it. What only one knows, every one says. */
+        /* A mistake of the user is found by all ranks, and rank 0 reports it. Failures of communication every rank reports. */
         bool echo = group_launcher_rank() > 0 && exit_code(status) != EXIT_COMMUNICATION;
         if (!echo) fprintf(stderr, "ringattn: %s\n", ra_last_error());
         group_end(status, exit_code(status), echo);

@@ -26,7 +26,7 @@ typedef struct lane {
 } lane;
 
 static lane *lanes;
-static double origin; /* seconds; events are told from here */
+static double origin; /* seconds; times of events count from here */
 
 static void record(void *ctx, const ra_trace_event *e) {
     lane *l = ctx;

@@ -4,7 +4,7 @@
 
 #include <stdbool.h>
 
-/* Every flag means "may be executed now": the CPU has it, the system saves its registers, and for AMX this process was let. */
+/* Every flag means "may be executed now": the CPU has it, the system saves its registers, and (AMX) this process may use it. */
 typedef struct ra_cpu {
     bool avx2, fma, f16c;
     bool avx512f, avx512bw, avx512dq, avx512vl, avx512_bf16;

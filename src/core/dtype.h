@@ -8,7 +8,7 @@
 #include "ringattn.h"
 
 const char *ra_dtype_name(ra_dtype dtype); /* "f32", "bf16", "f16", "f64"; NULL if unknown */
-/* Bytes of what is summed and carried: 8 for f64, 4 for the others. lse, m, l, acc, travelling gradients have this size. */
+/* Bytes of an element of lse, m, l, acc and travelling gradients: 8 for f64, 4 for the other types. */
 static inline int64_t ra_state_size(ra_dtype dtype) { return dtype == RA_F64 ? 8 : 4; }
 
 static inline float ra_bf16_to_f32(uint16_t h) {

@@ -8,7 +8,7 @@
 /* The first line in which two texts differ: its field and both values, cut to `room` bytes each. */
 void ra_first_difference(const char *a, const char *b, char *field, char *mine, char *theirs, size_t room);
 
-/* FNV-1a of `bytes` bytes, carried on from `start`; RA_FNV_START begins. */
+/* FNV-1a of `bytes` bytes, continued from `start` (at first RA_FNV_START). */
 #define RA_FNV_START 0xcbf29ce484222325u
 uint64_t ra_fnv(uint64_t start, const void *data, int64_t bytes);
 

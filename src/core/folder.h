@@ -5,9 +5,9 @@
 #include <limits.h>
 #include <stdbool.h>
 
-/* The places where the file `name` may lie, place 0 first: in the folder that RINGATTN_MODULE_PATH names, and nowhere else; or
- * beside this library or program, in ringattn/ beside it, where an installed tree has it as seen from its programs, where this
- * build was configured to be installed. False: there is no such place. */
+/* The path of the file `name` in place 0, 1, ... If RINGATTN_MODULE_PATH is set, that folder is the only place. Else: beside
+ * this library or program; in ringattn/ beside it; where an installed tree has modules, relative to its programs; where this
+ * build was configured to install them. False: there are no more places. */
 bool ra_module_path(const char *name, int place, char path[PATH_MAX]);
 
 #endif

@@ -1,7 +1,7 @@
 /* Work items: the words in which the plan tells kernels what to compute.
  *
  * A step is a list of work items. An item says that, for a set of KV heads, a progression of query rows meets a progression of
- * keys, and repeats that at most twice over (segments, residues):
+ * keys, repeated by at most two loops (segments, residues):
  *
  *     for i0 in 0 .. loop[0].repeat-1
  *       for i1 in 0 .. loop[1].repeat-1
@@ -54,7 +54,7 @@ typedef struct ra_problem {
     ra_dtype dtype;
     int64_t batch, heads, kv_heads, head_dim;
     int64_t rows_q; /* local query rows */
-    int64_t keys;   /* of a turn of an item at most: what kernels make room for; 0: unknown */
+    int64_t keys;   /* most keys of one turn of an item's loops, which kernels make room for; 0: unknown */
     double scale;
     int64_t left, right;                /* window, causal folded in; RA_NO_LIMIT */
     const int64_t *key_begin, *key_end; /* [batch] or NULL */
@@ -62,20 +62,19 @@ typedef struct ra_problem {
     uint64_t seed;
 } ra_problem;
 
-/* Rows of a tensor and heads (queries: query heads, keys: KV heads): every row with every head. */
+/* A set of rows of a tensor: each of `rows` in each of `heads` (of queries: query heads, of keys: KV heads). */
 typedef struct ra_used {
     ra_span rows, heads;
 } ra_used;
 
-/* The rows of a tensor that take part in anything, where many others do not; count 0: every row is taken for one of them. Sets
- * may overlap. */
+/* The used rows of a tensor: those that take part in anything. count 0: all rows count as used. Sets may overlap. */
 typedef struct ra_used_rows {
     ra_used *sets;
     int64_t count;
-    int64_t modulus; /* used rows of a head are alike modulo this */
+    int64_t modulus; /* used rows of a head are congruent modulo this */
 } ra_used_rows;
 
-/* Rows and heads of the sets, each pair once for every set that has it. */
+/* (row, head) pairs of the sets; a pair that is in several sets counts once for each. */
 static inline int64_t ra_used_count(const ra_used *sets, int64_t count) {
     int64_t rows = 0;
     for (int64_t i = 0; i < count; i++) rows += sets[i].rows.count * sets[i].heads.count;
@@ -93,13 +92,13 @@ static inline void ra_key_interval(const ra_problem *p, int64_t b, int64_t x, in
     *end = ra_max(lo, hi);
 }
 
-/* Does every query of an item meet a key, and every key a query? False, too, where that is hard to tell. */
+/* Does every query of an item meet a key, and every key a query? May be false when true. */
 static inline bool ra_item_whole(const ra_problem *p, const ra_item *item) {
     if (item->q.count <= 0 || item->k.count <= 0 || p->key_begin || p->key_end) return false;
     if (!ra_mask_limits(p->left, p->right)) return true;
     for (int i = 0; i < 2; i++)
         if (item->loop[i].repeat > 1 && item->loop[i].q_pos != item->loop[i].k_pos) return false;
-    /* A window as wide as a step has no gaps, so only the ends may miss. Keys look at queries the other way round. */
+    /* A window at least as wide as a step has no gaps, so only the ends can miss. Seen from keys, the limits change places. */
     const ra_item_rows *sides[2] = {&item->q, &item->k};
     for (int i = 0; i < 2; i++) {
         const ra_item_rows *own = sides[i], *other = sides[1 - i];

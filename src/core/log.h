@@ -1,5 +1,4 @@
-/* Lines on stderr, or where ra_set_logger sends them: warnings, and for the curious more
- * (RINGATTN_DEBUG=none|warn|info|trace). */
+/* Lines on stderr, or where ra_set_logger sends them: warnings, and more on request (RINGATTN_DEBUG=none|warn|info|trace). */
 #ifndef RA_CORE_LOG_H
 #define RA_CORE_LOG_H
 

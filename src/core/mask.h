@@ -14,14 +14,19 @@ static inline bool ra_mask_limits(int64_t left, int64_t right) { return left != 
 /* Do later queries have more keys than earlier ones? */
 static inline bool ra_mask_grows(int64_t left, int64_t right) { return left == RA_NO_LIMIT && right != RA_NO_LIMIT; }
 
-/* With key 0 `ahead` positions after the query (before it: negative) and keys `step` apart: the first key that the left limit
- * lets through, and one past the last key that the right limit does. Perhaps beyond the keys that there are. */
+/* The first key that the left limit lets through, and one past the last key that the right limit does; perhaps beyond the keys
+ * that there are. `ahead` is the position of key 0 minus that of the query, here negative:
+ *
+ *     key 0         key 1  query  key 2         key 3
+ *       |<-- step --->|      |      |             |
+ *       |<----- -ahead ----->|
+ */
 static inline int64_t ra_mask_first(int64_t left, int64_t ahead, int64_t step) { return ra_ceil_div(-left - ahead, step); }
 static inline int64_t ra_mask_end(int64_t right, int64_t ahead, int64_t step) { return ra_floor_div(right - ahead, step) + 1; }
 
-/* The keys c in [*begin, *end) among pos + c*step, c < count, that some query in [first, last] attends to; of those in between
- * none is left out if the queries are dense enough. Positions are within +-2^61, so the differences cannot overflow. Most pairs
- * of shards see all or nothing, which takes no division. */
+/* The keys c < count, at pos + c*step, that some query in [first, last] attends to lie in [*begin, *end), and are all of it if
+ * the queries are dense enough. Positions are within +-2^61, so the differences cannot overflow. Most pairs of shards see all
+ * or nothing, which takes no division. */
 static inline void ra_mask_keys(int64_t left, int64_t right, int64_t first, int64_t last, int64_t pos, int64_t step,
                                 int64_t count, int64_t *begin, int64_t *end) {
     int64_t low = 0, high = count;

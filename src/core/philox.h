@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-/* The device draws with the same lines. */
+/* GPUs draw with the same code. */
 #ifdef __CUDACC__
 #define RA_EVERYWHERE __host__ __device__
 #else

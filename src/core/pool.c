@@ -50,7 +50,7 @@ void ra_pool_destroy(ra_pool *pool) {
 
 static bool serves(const block *b, const void *owner) { return !b->owner || b->owner == owner; }
 
-/* The smallest idle block that is large enough: forward runs in backward's, once that is there. */
+/* The smallest idle block that is large enough: forward reuses backward's, once there is one. */
 static block **find_idle(ra_pool *pool, int64_t bytes, const void *owner) {
     block **best = NULL;
     for (block **b = &pool->idle; *b; b = &(*b)->next)
@@ -95,7 +95,7 @@ ra_status ra_pool_take_for(ra_pool *pool, int64_t bytes, const void *owner, void
         pool->counts.idle -= b->bytes;
         pool->counts.hits++;
     } else {
-        trim_for(pool, owner); /* what lies idle is too small, and the new block will do for it: never both at once */
+        trim_for(pool, owner); /* idle blocks are too small, and the new one will serve in their place: never hold both */
         b = new_block(pool, bytes);
         if (!b) return ra_fail(RA_NOMEM, "no memory for a workspace of %lld bytes", (long long)bytes);
         pool->counts.misses++;
@@ -110,8 +110,8 @@ ra_status ra_pool_take_for(ra_pool *pool, int64_t bytes, const void *owner, void
     return RA_OK;
 }
 
-/* Idle blocks are worth keeping as far as calls take turns (forward, backward, another plan); twice of what was ever taken at
- * once is room for that, and a bound. The oldest go first. */
+/* Calls alternate (forward, backward, another plan), so idle blocks are kept: up to twice the most that was ever taken at once.
+ * The oldest go first. */
 static void drop_oldest(ra_pool *pool) {
     while (pool->counts.idle > 2 * pool->most) {
         block **last = &pool->idle;

@@ -12,7 +12,7 @@ typedef struct ra_memory {
     void (*free)(void *memory, int64_t bytes);
 } ra_memory;
 
-/* memory NULL: this process's own. NULL: no memory. */
+/* memory NULL: host memory. Return NULL when there is no memory. */
 ra_pool *ra_pool_create_on(const ra_memory *memory);
 ra_pool *ra_pool_create(void);
 /* Frees the idle blocks and the pool. Blocks still taken are leaked on purpose: a transport may still write to them. */
@@ -20,11 +20,11 @@ void ra_pool_destroy(ra_pool *pool);
 
 /* A block of at least `bytes`, exact size preferred; contents undefined. RA_NOMEM with its sentence. */
 ra_status ra_pool_take(ra_pool *pool, int64_t bytes, void **block);
-/* The same for work that runs on after the block was given back, in order with `owner` (a stream): such a block serves the same
- * owner again, and nobody else. Blocks without an owner (NULL) serve anybody. */
+/* The same for work that may still run after the block was given back, in the order of `owner` (a stream): only the same owner
+ * gets the block again. Blocks without an owner (NULL) serve anybody. */
 ra_status ra_pool_take_for(ra_pool *pool, int64_t bytes, const void *owner, void **block);
 void ra_pool_give(ra_pool *pool, void *block);
-/* Sees to it that the next block of so many bytes is there, for whoever takes it. */
+/* Makes sure that an idle block of so many bytes is there, for whoever takes it next. */
 ra_status ra_pool_reserve(ra_pool *pool, int64_t bytes);
 /* Frees all idle blocks. */
 void ra_pool_trim(ra_pool *pool);

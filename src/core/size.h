@@ -31,7 +31,7 @@ static inline int64_t ra_mod(int64_t a, int64_t b) {
     int64_t m = a % b;
     return m < 0 ? m + b : m;
 }
-/* The next multiple of align (a power of two) at or above a >= 0. */
+/* The next multiple of align at or above a >= 0. align must be a power of two. */
 static inline int64_t ra_round_up(int64_t a, int64_t align) { return (a + align - 1) & ~(align - 1); }
 
 int64_t ra_gcd(int64_t a, int64_t b);

@@ -31,7 +31,7 @@ void ra_stream_zeros(void *to, int64_t bytes) {
 
 void ra_stream_end(void) { _mm_sfence(); }
 
-#else /* others see a run of whole lines by themselves */
+#else /* other CPUs recognise a run of whole lines by themselves */
 
 void ra_stream(void *to, const void *from, int64_t bytes) { memcpy(to, from, (size_t)bytes); }
 

@@ -174,7 +174,7 @@ static void open_gate(ra_workers *w) {
 
 static bool somebody_inside(ra_workers *w) { return (atomic_load(&w->gate) & INSIDE_MASK) != 0; }
 
-/* Waits for the last tasks; with a poll function it never sleeps longer than a transfer may want to be looked after. */
+/* Waits for the last tasks; with a poll function it never sleeps longer than transfers may go unpolled. */
 static void close_gate(ra_workers *w, void (*poll)(void *poll_arg), void *poll_arg) {
     atomic_fetch_and(&w->gate, ~(uint_fast64_t)OPEN_BIT);
     for (int i = 0; i < SPINS && somebody_inside(w); i++) ra_relax();

@@ -20,8 +20,8 @@ void ra_workers_run(ra_workers *workers, int64_t count, void (*task)(void *arg, 
 void ra_workers_run_to(ra_workers *workers, int64_t count, void (*task)(void *arg, int64_t index, int worker),
                        void (*last)(void *arg, int worker), void *arg, void (*poll)(void *poll_arg), void *poll_arg);
 
-/* From poll, or between runs: the work is not wanted any more. Tasks that have not begun are left out, in this run and in later
- * ones, until it is wanted again. */
+/* To be called from poll, or between runs. While `drop` is set, tasks that have not begun are skipped, in this run and in later
+ * ones. */
 void ra_workers_drop(ra_workers *workers, bool drop);
 
 /* A moment's rest in a loop that waits for another thread. */

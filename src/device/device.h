@@ -1,8 +1,8 @@
-/* All that may happen to memory, in one interface that every device fills. Plan and ring know devices from here alone: neither
+/* All that may happen to memory, in one interface that every device fills. Plan and ring see a device only through it: neither
  * touches a byte of a tensor, or asks which device it has.
  *
- * A pass is begin, steps, end. What lies in memory between them, the running state of rows and the sums of gradients, has the
- * form that the device gives it: the ring reserves as many bytes as it says, and sends such a block to a peer as it is. */
+ * A pass is begin, steps, end. Between them memory holds the running state of rows and the sums of gradients, in a form of the
+ * device's own: the ring reserves as many bytes as the device says, and sends such a block to a peer unread. */
 #ifndef RA_DEVICE_DEVICE_H
 #define RA_DEVICE_DEVICE_H
 
@@ -14,23 +14,23 @@
 /* Where the work of a call runs, in order. */
 typedef struct ra_queue {
     ra_workers *workers;     /* CPU: all work is done when a function returns */
-    void *stream;            /* CUDA (a cudaStream_t): work is enqueued, and runs on after the call */
-    void (*poll)(void *arg); /* called often while the caller's thread computes; NULL: there is nobody to look after */
+    void *stream;            /* CUDA (a cudaStream_t): work is enqueued, and may still run after the call */
+    void (*poll)(void *arg); /* called often while the caller's thread computes; NULL: there are no transfers */
     void *poll_arg;
 } ra_queue;
 
-/* What a pass is over: the rows of one rank. */
+/* What a pass works on: the rows of one rank. */
 typedef struct ra_pass_shape {
     const ra_problem *problem;
     int64_t rows_k;
     const ra_used_rows *used_q, *used_k; /* items meet no other rows */
     bool single;                         /* every row is met by one item of one step (ra_forward_step, ra_backward_step) */
-    bool direct;                         /* of the kernel: gradients of a single pass need no room for sums */
+    bool direct;                         /* ra_kernel.direct: gradients of a single pass need no room for sums */
     bool travels;                        /* the state (backward: dq) of all rows lies in one block that peers exchange */
     bool halves;                         /* sums of 16-bit types share the memory of their results (ra_device_ops) */
 } ra_pass_shape;
 
-/* The caller fills what comes before `step`; the rest is the device's own, from `lay` on. */
+/* The caller fills the fields before `step`; the device fills the others, beginning with forward_lay (backward_lay). */
 typedef struct ra_forward_pass {
     const ra_kernel *kernel;
     ra_pass_shape shape;
@@ -59,22 +59,22 @@ typedef struct ra_backward_pass {
 
 /* How payload gets to and from memory that is the device's own, beside what a call computes (ring/lane.h). */
 typedef struct ra_copy_ops {
-    const ra_memory *pinned; /* memory of this process for which copies need not wait */
-    /* A queue that is no call's. */
+    const ra_memory *pinned; /* host memory to and from which copies are asynchronous */
+    /* A queue of its own, beside the calls'. */
     ra_status (*open)(ra_queue *queue);
     void (*close)(ra_queue *queue);
     ra_status (*copy)(const ra_queue *queue, void *to, const void *from, int64_t bytes);
-    /* The moment when all that a queue was given so far is done; *moment is made when NULL, else it is another from now on. */
+    /* Records the moment when all that the queue was given so far is done. *moment is created if NULL, else recorded anew. */
     ra_status (*record)(const ra_queue *queue, void **moment);
-    /* What the queue is given from now on comes after a moment that was recorded. */
+    /* What the queue is given from now on runs after a recorded moment. */
     ra_status (*wait)(const ra_queue *queue, void *moment);
-    /* Is it over? Never waits. */
+    /* Has the moment come? Never waits. */
     ra_status (*passed)(void *moment, bool *passed);
     void (*forget)(void *moment);
 } ra_copy_ops;
 
-/* lay gives the state its place in memory; begin takes the items of the first step (of a single pass: all items); steps add
- * what their items give, perhaps none, and know whether they are the last. Nothing is touched before begin. */
+/* A pass: lay gives the state its place in memory, without touching it; begin gets the items of the first step (of a single
+ * pass: all items); a step adds what its items give, if it has any, and in forward is told whether it is the last. */
 struct ra_device_ops {
     ra_device kind;
     const char *name; /* "CPU", "GPU" */
@@ -85,14 +85,14 @@ struct ra_device_ops {
     bool fills;      /* a single forward step fills the rows that no item of it meets, so that a single pass has one step */
     bool halves;     /* sums of 16-bit types that do not travel lie in halves: see ra_forward_step */
 
-    /* Memory of its own, where workspaces lie, and how payload gets there; both NULL: it is this process's. */
+    /* Memory of its own, which holds workspaces, and how payload gets there; both NULL: it uses host memory. */
     const ra_memory *memory;
     const ra_copy_ops *copies;
     ra_status (*zero)(const ra_queue *queue, void *memory, int64_t bytes);
 
-    /* Order. Whose work it is that runs on after the call; NULL: nobody's, it is done. */
+    /* Order. The owner of work that is still running after the call returns (a stream); NULL: none is. */
     const void *(*owner)(const ra_queue *queue);
-    /* Is the queue's work recorded, to run later and perhaps often? Its memory must then never serve another call. */
+    /* Is the queue being captured (CUDA graph), to run later, perhaps often? Then its memory must never serve another call. */
     bool (*recording)(const ra_queue *queue);
 
     /* Passes. Bytes are multiples of 64. */
@@ -107,13 +107,13 @@ struct ra_device_ops {
     ra_status (*backward_begin)(ra_backward_pass *pass, const ra_item *items, int64_t count);
     ra_status (*backward_step)(ra_backward_pass *pass, const ra_item *items, int64_t count);
     ra_status (*backward_end)(ra_backward_pass *pass);
-    /* The call failed: nobody may take its results for numbers. NULL: its work ends with the call, so that whoever is told of
-     * the failure has no reason to look. */
+    /* The call failed: makes its results NaN, since enqueued work goes on and may look like a result. NULL: work ends with the
+     * call, which returns the failure. */
     ra_status (*forward_spoil)(const ra_forward_pass *pass);
     ra_status (*backward_spoil)(const ra_backward_pass *pass);
 
     /* Messages: rows of k or v (of `dtype`) and of sums of gradients (of its state type). unpack_add adds to
-     * the sums of a pass, which end in `result` and may lie there in part. */
+     * the sums of a pass; of sums in halves, `result` holds the upper ones. */
     ra_status (*pack)(const ra_queue *queue, ra_dtype dtype, const ra_box *box, ra_tensor from, char *packed);
     ra_status (*unpack_add)(const ra_queue *queue, ra_dtype dtype, const ra_box *box, const char *packed, ra_tensor sums,
                             ra_tensor result);

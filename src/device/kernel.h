@@ -1,5 +1,5 @@
 /* Kernels: one step on one device. What a step computes is a list of work items, which core/item.h defines; what comes before
- * the first step and after the last is the device's affair (device/device.h). */
+ * the first step and after the last is up to the device (device/device.h). */
 #ifndef RA_DEVICE_KERNEL_H
 #define RA_DEVICE_KERNEL_H
 
@@ -10,41 +10,40 @@
 #include "ringattn.h"
 
 /* Forward step. State of a row: acc (unnormalised sum), m (running maximum of the scaled scores, natural units), l
- * (denominator); empty = (anything, -inf, 0). (m alone does not tell: scores that are no numbers leave it at -inf.)
+ * (denominator); empty = (anything, -inf, 0). (m alone does not tell: NaN scores leave it at -inf.)
  *
  * A plan in which every query row is met by at most one item of one step runs `single`: no state exists; the kernel starts from
  * empty and writes out and lse itself. (Rows that no item meets were filled before.) Otherwise kernels continue from the state
- * and write it back, and out and lse are formed after the last step; or by a last step that `closes`. For f32 and f64, acc may
- * be the out tensor itself, and m the lse tensor. Of 16-bit types it may lie in `halves`: the upper 16 bits of a sum in its
- * element of out, the lower ones in that of acc, which has 16 bits then. */
+ * and write it back; out and lse are formed after the last step, or by a last step that `closes`. For f32 and f64, acc may be
+ * the out tensor itself, and m the lse tensor. For 16-bit types acc may lie in `halves`: out holds the upper 16 bits of each
+ * sum, and acc, whose elements are 16 bits then, the lower ones. */
 typedef struct ra_forward_step {
     const ra_problem *problem;
     const ra_item *items;
     int64_t item_count;
     bool single;
-    bool closes;           /* single, or the last step (CPU), of which one item meets all rows: out and lse are written */
-    bool halves;           /* acc is (CPU) */
+    bool closes;           /* writes out and lse: a single step, or (CPU) a last step with one item that meets all rows */
+    bool halves;           /* acc lies in halves (CPU) */
     ra_tensor q, out, lse; /* lse.data may be NULL only when single */
     ra_tensor acc, m, l;   /* f32 (f64); unused when single */
     ra_used_rows used;     /* items meet no others */
     void *stream;
     ra_workers *workers;
     void *scratch;           /* scratch_bytes of the kernel, 64-byte aligned */
-    void (*poll)(void *arg); /* called often, lets transfers progress; NULL: no hurry, pieces may be larger */
+    void (*poll)(void *arg); /* called often, lets transfers progress; NULL: there are none, tiles may be larger */
     void *poll_arg;
 } ra_forward_step;
 
 static inline bool ra_state_empty(double m, double l) { return m == -INFINITY && l == 0; }
 
-/* Backward step: adds to dq_acc, and to the dk_view and dv_view of each item. Order of all sums is fixed by items alone.
+/* Backward step: adds to dq_acc, and to the dk_view and dv_view of each item. The items alone fix the order of all sums.
  *
  * A plan in which every query row and every key is met by at most one item of one step runs `single`: the kernel writes dq and
- * the dk_result and dv_result of each item itself, and where no pair is may leave what is there. dq_acc, dk_view and dv_view
- * are room for sums, with anything in it; or, if the type has more than 16 bits or the kernel is `direct`, the results
- * themselves.
+ * the dk_result and dv_result of each item itself; rows without a pair may keep their old contents. dq_acc, dk_view and dv_view
+ * are uninitialised room for sums; or, if the type has more than 16 bits or the kernel is `direct`, the results themselves.
  *
- * Sums of 16-bit types may lie in `halves`, like acc of a forward step: those of dq, and of items that have a dk_result and a
- * dv_result, single or not. */
+ * Sums of 16-bit types may lie in `halves`, like acc of a forward step: those of dq, and those of dk and dv of items that
+ * have a dk_result and a dv_result, single or not. */
 typedef struct ra_backward_step {
     const ra_problem *problem;
     const ra_item *items;
@@ -63,8 +62,8 @@ typedef struct ra_backward_step {
     void *poll_arg;
 } ra_backward_step;
 
-/* A gradient of a backward pass. Sums of 16-bit gradients lie apart from the results (and only used rows have some), the others
- * are in the results themselves. */
+/* A gradient of a backward pass. 16-bit gradients have sums apart from the results, for used rows only; wider ones are summed
+ * in the results themselves. */
 typedef struct ra_gradient {
     ra_tensor result, sums;
     int64_t rows, heads;
@@ -98,8 +97,8 @@ typedef struct ra_kernel {
     ra_status (*forward)(const ra_forward_step *step);
     /* NULL if it computes the gradients of a problem that it supports, else why not. */
     const char *(*backward_unsupported)(const ra_problem *problem);
-    /* Before the first step: sums, or when `single` results where steps leave them as they are, become zero, and delta is made.
-     * After the last: results from sums, where these lie apart. */
+    /* Before the first step: zeroes the sums (when `single`: the results that steps may leave unwritten) and computes delta.
+     * After the last: makes results from sums, where these lie apart. */
     ra_status (*backward_begin)(const ra_backward_rows *rows);
     ra_status (*backward_end)(const ra_backward_rows *rows);
     ra_status (*backward)(const ra_backward_step *step);

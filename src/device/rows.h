@@ -1,16 +1,16 @@
 /* What happens to rows before the first step and after the last, on the CPU. All run over this rank's rows on all workers. Only
- * used rows take part: results have 0 and -inf in the others, and everything else may hold anything there. */
+ * used rows take part: in the others results are 0 and -inf, and everything else is undefined. */
 #ifndef RA_KERNELS_ROWS_H
 #define RA_KERNELS_ROWS_H
 
 #include "core/item.h"
 #include "core/workers.h"
 
-/* Before the first step. single: out = 0, lse = -inf (lse.data may be NULL), used or not, for rows that no item meets. Else the
- * empty state: m = -inf, l = 0, and acc as it is. */
+/* Before the first step. single: out = 0 and lse = -inf (lse.data may be NULL) in all rows, for those that no item meets. Else
+ * the empty state: m = -inf, l = 0, and acc as it is. */
 void ra_rows_fill(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, bool single, ra_tensor out,
                   ra_tensor lse, ra_tensor m, ra_tensor l);
-/* What a single step leaves to fill where its kernel writes every used row: 0 and -inf in the others (lse.data may be NULL). */
+/* Instead, where the kernel of a single step writes every used row: 0 and -inf in the others (lse.data may be NULL). */
 void ra_rows_fill_gaps(const ra_problem *problem, ra_workers *workers, const ra_used_rows *used, ra_tensor out, ra_tensor lse,
                        int64_t rows, int64_t heads);
 /* After the last step: out = acc / l, lse = m + log l; an empty state gives 0 and -inf. acc may be out (f32, f64), or lie in

@@ -38,7 +38,7 @@ int64_t ra_forward_state_bytes(const ra_pass_shape *s) {
     return sums_bytes(s, true) + 2 * ra_round_up(numbers(p), 64);
 }
 
-/* Of a single pass a kernel that is direct writes results with no room for sums. */
+/* In a single pass, a direct kernel needs no room for sums. */
 static int64_t gradient_bytes(const ra_pass_shape *s, bool queries) {
     return s->single && s->direct ? 0 : sums_bytes(s, queries);
 }
@@ -50,7 +50,7 @@ int64_t ra_backward_state_bytes(const ra_pass_shape *s) {
 
 int64_t ra_travelling_bytes(const ra_problem *p, bool backward) { return numbers(p) * (p->head_dim + (backward ? 0 : 2)); }
 
-/* `bytes` further; nothing lies behind nothing (a call without rows has no memory at all). */
+/* at + bytes, also where both are zero (a call without rows has no memory at all). */
 static char *past(char *at, int64_t bytes) { return bytes ? at + bytes : at; }
 
 void ra_forward_lay(ra_forward_pass *pass) {

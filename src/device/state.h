@@ -3,7 +3,7 @@
  * forward    acc, m, l      acc in the workspace for 16-bit types alone: wider ones have it in out
  * backward   delta, dq, dk, dv      sums in the workspace for 16-bit types alone
  *
- * Of sums in halves the workspace has the lower ones: 2 bytes an element instead of 4. Sums lie as the rows are used
+ * Of sums in halves the workspace holds the lower ones: 2 bytes an element instead of 4. Only used rows have sums
  * (ra_sums_tensor). A block that travels holds all rows: acc [batch][row][head][d], then m and l
  * [batch][head][row]; or dq like acc. */
 #ifndef RA_DEVICE_STATE_H
@@ -11,14 +11,14 @@
 
 #include "device/device.h"
 
-/* Where the sums of a tensor of rows x heads lie: used rows alone, as far as that is a tensor. */
+/* Where the sums of a tensor of rows x heads lie: room for used rows alone, as far as strides can express that. */
 ra_tensor ra_sums_tensor(const ra_problem *problem, const ra_used_rows *used, int64_t rows, int64_t heads, void *data);
 
 int64_t ra_forward_state_bytes(const ra_pass_shape *shape);
 int64_t ra_backward_state_bytes(const ra_pass_shape *shape);
 int64_t ra_travelling_bytes(const ra_problem *problem, bool backward);
 
-/* Fill pass->step, but for its items, and dk_sums and dv_sums. */
+/* Fill pass->step, except its items; backward also dk_sums and dv_sums. */
 void ra_forward_lay(ra_forward_pass *pass);
 void ra_backward_lay(ra_backward_pass *pass);
 

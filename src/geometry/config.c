@@ -206,7 +206,7 @@ int64_t ra_config_text(const ra_config *c, char *text, int64_t bytes) {
         put_list(&w, "key_begin", c->key_begin, c->batch);
         put_list(&w, "key_end", c->key_end, c->batch);
     } else {
-        put(&w, "key_begin=none\nkey_end=none\n"); /* so that ranks which differ in having any name this field */
+        put(&w, "key_begin=none\nkey_end=none\n"); /* so that this field is named where only some ranks have key ranges */
     }
     put(&w, "scale=%a\ndropout=%a\nseed=%" PRIu64 "\n", c->scale, c->dropout, c->seed);
     put(&w, "layout=%d\nquery_placement=%d\nschedule=%d\nbucket=%" PRId64 "\n", (int)c->layout, (int)c->placement,

@@ -38,7 +38,7 @@ typedef struct ra_config {
 /* Checks desc and copies it into config, its arrays into arena. RA_INVALID names the field and says what would be right. */
 ra_status ra_config_create(ra_arena *arena, const ra_attention_desc *desc, ra_config *config);
 
-/* The position of query index 0: the last query meets the last key. */
+/* The position of query index 0: the last query has the position of the last key. */
 static inline int64_t ra_query_shift(const ra_config *c) { return c->seq_k - c->seq_q; }
 
 /* The configuration as text, one "field=value" a line: the key of the plan cache, and what ranks compare when they disagree.

@@ -95,8 +95,7 @@ static bool append_ring(builder *b, ra_ring ring, int64_t sources, int64_t targe
     return true;
 }
 
-/* The ring of the segment at `origin` and its repeats. `colour` in [0, colours) tells rings that should not wait for each
- * other. */
+/* The ring of the segment at `origin` and its repeats. Rings of different `colour`, in [0, colours), go in different rounds. */
 static bool add_ring(builder *b, int32_t class_index, int64_t origin, int64_t repeat, int64_t shift, int64_t colour) {
     const ra_class *class = &b->out->classes[class_index];
     int64_t sources = collect(b, b->key_runs, b->key_run_count, ra_lattice_keys(b->config, class, origin), shift, b->sources);
@@ -111,7 +110,7 @@ static bool add_ring(builder *b, int32_t class_index, int64_t origin, int64_t re
                     .repeat = repeat,
                     .shift = shift,
                     .origin = origin};
-    /* Stripes meet in residue classes only if they agree modulo gcd(p, r): the others need not hear of each other. */
+    /* Stripes share residues modulo r only if they agree modulo gcd(p, r): others are in different rings. */
     int64_t modulus = 1;
     if (class->residue && b->config->layout == RA_LAYOUT_STRIPED) modulus = ra_gcd(b->ranks, class->rate);
     for (int64_t residue = 0; residue < modulus; residue++)
@@ -121,8 +120,8 @@ static bool add_ring(builder *b, int32_t class_index, int64_t origin, int64_t re
 
 /* ----------------------------------------------------------------------------------------------- segments of a class */
 
-/* Runs of consecutive rows: segments between two cuts are alike, segments with a cut inside stand alone. Even-numbered ones of
- * these go before odd ones, so that neighbours do not chain all ranks. */
+/* Runs of consecutive rows: segments between two cuts are alike, segments with a cut inside stand alone. Even segments go
+ * before odd ones: in one round, neighbours would chain all ranks together. */
 static bool add_consecutive(builder *b, int32_t class_index, int64_t first, int64_t end) {
     int64_t w = b->out->classes[class_index].segment, cut = 0;
     for (int64_t s = first; s < end;) {
@@ -139,7 +138,7 @@ static bool add_consecutive(builder *b, int32_t class_index, int64_t first, int6
     return true;
 }
 
-/* Stripes: every period-th segment is alike, but for one that the first query or the last key goes through. */
+/* Stripes: every period-th segment is alike, except one in which the queries begin or the keys end. */
 static bool add_striped(builder *b, int32_t class_index, int64_t first, int64_t end) {
     int64_t w = b->out->classes[class_index].segment;
     if (first < end && ra_query_shift(b->config) > first * w) {

@@ -1,11 +1,10 @@
 /* Rings: for each class and segment, who holds its keys and who asks for them.
  *
  * The ranks that hold a lattice key or a query of a segment are its members; non-members never hear of it. Segments that look
- * alike from every member form one ring with a repeat count: the n-th repeat lies `shift` positions further, in everybody's
- * rows.
+ * alike from every member form one ring with a repeat count: each repeat lies `shift` positions after the one before.
  *
- *     contiguous, zigzag         | rank 0       | rank 1       |       Whole segments inside a run are one family a run;
- *                                [s0 ][s1 ][s2 ][s3 ][s4 ][s5 ]        a segment that a cut goes through (s2) is alone.
+ *     contiguous, zigzag         | rank 0       | rank 1       |       The whole segments inside a run are one ring;
+ *                                [s0 ][s1 ][s2 ][s3 ][s4 ][s5 ]        a segment that a cut goes through (s2) is its own.
  *
  *     striped                    every segment has rows of every rank; segment s and s + p/gcd(w, p) look alike.
  *

@@ -42,8 +42,8 @@ typedef struct ra_route {
     ra_round *rounds; /* [rings.rounds] */
 } ra_route;
 
-/* bucket >= 1: K/V rows that a rank sends at once (0: everything in one bucket). The route is the same for every rank, but with
- * replicated queries, where nothing is exchanged and `rank` sees its own keys only. */
+/* bucket >= 1: K/V rows that a rank sends at once (0: everything in one bucket). The route is the same for every rank, except
+ * with replicated queries, where nothing is exchanged and `rank` sees its own keys only. */
 ra_status ra_route_create(ra_arena *arena, const ra_config *config, int rank, int ranks, int64_t bucket, ra_route *route);
 
 /* One source's share of a bucket. */
@@ -77,7 +77,7 @@ int64_t ra_channel_member(const ra_channel *channel, int rank);
  * instead of in the rank's tensor. Returns their number, at most RA_ITEMS_MAX. */
 #define RA_ITEMS_MAX 8
 int64_t ra_items(const ra_route *route, const ra_piece *piece, const ra_part *target, bool packed, ra_item *items);
-/* Keys of a turn of an item at most, of those with queries of `rank`: no more than a bucket has, unless they stay at home. */
+/* Most keys of one turn of an item's loops, over the items of `rank`: those of a bucket at most, unless keys stay at home. */
 int64_t ra_most_keys(const ra_route *route, int rank);
 
 #endif

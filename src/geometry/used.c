@@ -1,7 +1,7 @@
 #include "geometry/used.h"
 
-/* The sets of one part, from sets[count] on; the new count, or -1. Segments that follow on each other are one progression. So
- * are the query heads of neighbouring KV heads; those of others are one for each place in the group. */
+/* Appends the sets of one part; returns the new count, or -1. Segments without gaps between them are one progression. So are
+ * the query heads of neighbouring KV heads; those of other KV heads are one progression for each place in the group. */
 static int64_t add_part(const ra_ring *ring, const ra_part *part, ra_span heads, int64_t group, ra_used *sets, int64_t count,
                         int64_t most) {
     const ra_item_rows *rows = &part->rows;

@@ -9,7 +9,7 @@
  * number, or -1 if there are more than `most`. */
 int64_t ra_used_sets(const ra_route *route, int rank, bool queries, ra_used *sets, int64_t most);
 
-/* The largest number modulo which the rows of all sets that share a head are alike; count > 0. */
+/* The largest number modulo which the rows of all sets that share a head are congruent; count > 0. */
 int64_t ra_used_modulus(const ra_used *sets, int64_t count);
 
 #endif

@@ -72,7 +72,7 @@ static void remove_if_left(int directory, const char *name) {
     close(fd);
 }
 
-/* What killed runs left of this target. Whatever stands in the way of removing it stands in nobody's way. */
+/* Removes what killed runs left of this target. If that fails, it harms nobody. */
 static void remove_left(const char *target) {
     char directory[RA_PATH_MAX], prefix[PREFIX_BYTES];
     ra_path_directory(target, directory);

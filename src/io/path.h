@@ -12,7 +12,7 @@
  * names the path. */
 ra_status ra_path_resolve(const char *path, char target[RA_PATH_MAX]);
 
-/* What makes a file itself, whatever it is called: links and hard links to one file are equal. */
+/* The identity of a file, whatever it is called: links and hard links to one file are equal. */
 typedef struct ra_path_id {
     dev_t device;
     ino_t file;

@@ -12,9 +12,9 @@ static int64_t device_bucket(const ra_config *c) {
 }
 
 /* What is fast: a bucket of n rows rereads and rewrites the running state of every query once, 8*D bytes against 4*D*n flops,
- * and queries are packed again. That costs under 5 % from about 400 rows on where vectors compute, from 4096 in f32 and 8192 of
- * 16 bits where matrix units do, and from about 5000 on a GPU. Which cores the other ranks have is not known here: so a bucket
- * is a quarter of a shard between those bounds (of 16 bits not below 2048, at which matrix units lose a tenth). */
+ * and queries are packed again. That costs under 5 % from about 400 rows on with vector units, from 4096 in f32 and 8192 in 16
+ * bits with matrix units, and from about 5000 on a GPU. What CPUs the other ranks have is not known here, so a bucket is a
+ * quarter of a shard between those bounds (in 16 bits at least 2048, where matrix units lose a tenth). */
 static int64_t fast_bucket(const ra_config *c, int ranks) {
     if (device_bucket(c)) return device_bucket(c);
     const bool halves = c->dtype == RA_BF16 || c->dtype == RA_F16;
@@ -23,7 +23,7 @@ static int64_t fast_bucket(const ra_config *c, int ranks) {
     return ra_max(least, ra_min(quarter, most));
 }
 
-/* Who asks for a ring by name asks for little memory: where a shard is short, the buckets in flight would outweigh it. */
+/* Who asks for a ring by name wants to save memory: the buckets in flight would outweigh a short shard. */
 #define SMALL_SHARD 8192
 
 static bool asked_small(const ra_config *c, int ranks) {

@@ -4,7 +4,7 @@
 #include "geometry/count.h"
 #include "plan/summary.h"
 
-#define WALK_LIMIT ((int64_t)1 << 16) /* looks at single positions: some milliseconds */
+#define WALK_LIMIT ((int64_t)1 << 16) /* positions walked one by one: some milliseconds */
 
 /* Whether the query at x has a key in the class, in batch entry b. */
 static bool has_key(const ra_config *c, const ra_class *class, int64_t b, int64_t x) {
@@ -59,7 +59,7 @@ static int64_t covered_mix(const ra_route *route, const ra_view *view) {
     int64_t work = (heads_alike(c) ? 1 : c->kv_heads) * route->rings.class_count; /* of one position */
     bool periodic = c->dilate_queries && !c->has_key_range && shift >= 0;
     int64_t period = periodic ? period_of(route) : INT64_MAX;
-    bool walk_rows = period > shard.count; /* a period is no shorter than the rows themselves */
+    bool walk_rows = period > shard.count; /* the rows are fewer than the positions of a period */
     int64_t looks = walk_rows ? ra_sat_mul(shard.count, c->batch) : period;
     if (ra_sat_mul(looks, work) > WALK_LIMIT) return -1;
     for (int run = 0; run < 2; run++) {

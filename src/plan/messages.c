@@ -74,8 +74,8 @@ ra_tensor ra_packed_view(const ra_route *route, const ra_piece *piece, char *pac
 
 /* ---------------------------------------------------------------------------------------------------------- bounds */
 
-/* Elements of K and V that messages of one channel can hold at most on this rank, by direction and hop. One look at each source
- * tells at which hop its buckets pass here, so no hop is looked at for nothing. */
+/* Elements of K and V that messages of one channel can hold at most on this rank, by direction and hop. The distance of
+ * each source tells at which hop its buckets pass here, so not every hop must be looked at. */
 typedef struct channel_bound {
     int64_t kv[2];    /* held */
     int64_t chain[2]; /* gradients computed here that go on, */

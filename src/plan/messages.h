@@ -3,7 +3,7 @@
  * A buffer holds the messages of a step one after the other, each on a 64-byte boundary. Inside a message the pieces follow
  * each other without gaps, each as K then V (or dK then dV):
  *
- *     [ the link's | K of piece 0 | V of piece 0 | K of piece 1 | ... ]      K: [batch][head][repeat][row][d]
+ *     [ header | K of piece 0 | V of piece 0 | K of piece 1 | ... ]      K: [batch][head][repeat][row][d]
  */
 #ifndef RA_PLAN_MESSAGES_H
 #define RA_PLAN_MESSAGES_H
@@ -35,7 +35,7 @@ typedef struct ra_messages {
 
 /* Room for the messages of any step over `own_count` channels. */
 bool ra_messages_create(ra_arena *arena, const ra_own_channel *own, int64_t own_count, ra_messages *messages);
-/* The messages that are here after `hop` hops. With hop 0, pieces that go nowhere are among them if `all` says so. */
+/* The messages that are here after `hop` hops. With hop 0 and `all`, pieces that stay at home are among them. */
 void ra_messages_list(const ra_route *route, const ra_own_channel *own, int64_t own_count, int64_t bucket, int32_t hop,
                       bool all, ra_messages *messages);
 

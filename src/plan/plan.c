@@ -22,7 +22,7 @@ static ra_status most_held(const ra_plan *plan, int64_t *most) {
     ra_arena arena = {0};
     ra_status status = RA_OK;
     for (int rank = 0; rank < plan->route.ranks && status == RA_OK; rank++) {
-        if (plan->config.placement == RA_REPLICATED && rank != plan->view.rank) continue; /* nothing to choose together */
+        if (plan->config.placement == RA_REPLICATED && rank != plan->view.rank) continue; /* each chooses for itself */
         ra_view view;
         status = ra_view_create(&arena, &plan->route, rank, &view);
         if (status == RA_OK)

@@ -16,7 +16,7 @@ typedef struct ra_view {
     int64_t rows_q, rows_k;
     int64_t keys;         /* ra_most_keys */
     bool single;          /* every query row meets at most one item: no state is needed */
-    bool single_backward; /* so does every key, and all is at home: no sums but those of an item are needed */
+    bool single_backward; /* so does every key, and all keys are at home: items share no sums */
     ra_used_rows used_q, used_k;
     ra_message_bounds bounds;
     int64_t local_items;
@@ -29,7 +29,7 @@ typedef struct ra_workspace {
     int64_t scratch;          /* the kernel's */
     int64_t kv[2];            /* messages of K and V: ring: of this hop and the next; gather: in and out */
     int64_t grad[2], grad_in; /* messages of dK and dV: computed here, arriving */
-    int64_t travelling;       /* replicated queries: one of two messages of the state, or of dq */
+    int64_t travelling;       /* replicated queries: one message of the state, or of dq; there are two */
     int64_t total;
 } ra_workspace;
 
@@ -60,7 +60,7 @@ typedef struct ra_choice {
     char reason[160];
 } ra_choice;
 ra_status ra_choose(const ra_config *config, int ranks, ra_choice *choice);
-/* The smallest bucket whose state traffic costs under 5 %, as far as a shard has room for it. */
+/* The smallest bucket for which rereading the running state costs under 5 %, as far as a shard has room for it. */
 int64_t ra_usual_bucket(const ra_config *config, int ranks);
 
 /* Threads a rank uses when the configuration leaves it open. */

@@ -4,7 +4,7 @@
 
 #include "plan/plan.h"
 
-/* Of the rank that `view` is of: all ranks share the plan's route, but with replicated queries. */
+/* For the rank of `view`. All ranks share the plan's route, except with replicated queries. */
 ra_status ra_summarise(const ra_plan *plan, const ra_view *view, ra_rank_summary *summary);
 
 /* Pairs of a rank over the batch and query heads, or (query row, query head) pairs that have a key, summed over the classes. */

@@ -26,7 +26,7 @@ int64_t ref_branches(const ra_attention_desc *desc) { return desc->branches ? de
 
 int64_t ref_kv_head(const ra_attention_desc *desc, int64_t head) { return head / (desc->heads / kv_heads(desc)); }
 
-/* Heads are dealt like cards laid in runs: the first Hk mod G branches get one more. */
+/* KV heads are dealt in contiguous runs: the first Hk mod G branches get one more. */
 static int64_t branch_of_kv_head(const ra_attention_desc *desc, int64_t kv_head) {
     int64_t groups = ref_branches(desc), total = kv_heads(desc), first = 0;
     for (int64_t group = 0; group < groups; group++) {

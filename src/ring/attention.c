@@ -48,8 +48,8 @@ static lattice lattice_of(const ra_config *c, const argument *a) {
     return l;
 }
 
-/* Each stride steps over all that the shorter ones reach: then no two rows overlap. Strides that are entangled otherwise may
- * miss each other, too, but nobody lays out a tensor like that, and they are taken to overlap. */
+/* Each stride steps over all that the shorter ones reach: then no two rows overlap. Rows with other strides may not overlap
+ * either, but nobody lays out a tensor like that: they are taken to overlap. */
 static bool is_nested(const lattice *l, int64_t dim) {
     int64_t reach = dim;
     for (int i = 2; i >= 0; i--) {
@@ -91,7 +91,7 @@ static bool share_memory(const ra_config *c, const argument *a, const argument *
     if (low[0] >= high[1] || low[1] >= high[0]) return false;
     const ra_tensor *x = a->tensor, *y = b->tensor;
     if (a->size != b->size || x->batch != y->batch || x->row != y->row || x->head != y->head) return true;
-    if (x->batch < 0 || x->row < 0 || x->head < 0) return true; /* backwards and entangled: not worth telling apart */
+    if (x->batch < 0 || x->row < 0 || x->head < 0) return true; /* backwards: not worth telling apart */
     int64_t bytes = (int64_t)((uintptr_t)y->data - (uintptr_t)x->data);
     const lattice p = lattice_of(c, a), q = lattice_of(c, b);
     if (bytes % a->size != 0 || !is_nested(&p, a->dim) || !is_nested(&q, b->dim)) return true;

@@ -130,7 +130,7 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     }
     if (status == RA_OK) {
         ra_config_text(&config, key, length);
-        snprintf(key + shared, (size_t)(length - shared), "%s/%d", config.kernel, config.threads); /* this rank's own affair */
+        snprintf(key + shared, (size_t)(length - shared), "%s/%d", config.kernel, config.threads); /* each rank's own choice */
     }
     /* Every rank takes part in the agreement whatever became of its own plan, so that nobody waits for one that failed. */
     ra_entry *made = NULL;
@@ -138,11 +138,11 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     bool alone = comm->ranks == 1 || ra_link_is_solo(comm->link); /* nobody to agree with */
     if (status == RA_OK && !alone) ra_link_set_checksum(comm->link, config.checksum);
     if (config.placement == RA_REPLICATED &&
-        comm->merging) { /* the headers of the merge tell; only a failure must be told now */
+        comm->merging) { /* headers of the merge will show any difference; only a failure must be told now */
         if (status != RA_OK && !alone) ra_link_abort(comm->link, status, ra_last_error());
     } else if (!alone) {
         if (status == RA_OK) {
-            /* What was chosen takes the place of this rank's own affairs. */
+            /* What was chosen is shared too: it overwrites the part that is not. */
             shared += snprintf(key + shared, (size_t)(length - shared), "chosen schedule=%d\nchosen bucket=%" PRId64 "\n",
                                (int)made->plan.schedule, made->plan.route.bucket);
         }

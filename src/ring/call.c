@@ -10,7 +10,7 @@
 static void trace(const ra_call *call, ra_activity activity, int peer, int64_t bytes, double begin) {
     const ra_comm *comm = call->comm;
     if (!comm->trace) return;
-    int64_t step = activity == RA_COMPUTE ? call->step : ra_max(0, call->step - 1); /* computing has moved on to the next */
+    int64_t step = activity == RA_COMPUTE ? call->step : ra_max(0, call->step - 1); /* ra_call_computed has moved it on */
     ra_trace_event event = {activity, comm->rank, peer, step, bytes, begin, ra_seconds(), call->phase};
     comm->trace(comm->trace_ctx, &event);
 }
@@ -33,8 +33,7 @@ ra_status ra_call_reserve(ra_entry *entry) {
     return ra_lane_reserve(entry->comm, device->copies, &entry->plan);
 }
 
-/* Nobody wants what is computed after the link broke, and a step can take longer than the time in which a lost rank must be
- * told. */
+/* Stops a step when the link breaks: its result is void, and it may take longer than a lost rank may go unreported. */
 static void poll_link(void *call_) {
     ra_call *call = call_;
     if (ra_link_poll(call->comm->link)) return;
@@ -47,7 +46,7 @@ ra_status ra_call_begin(ra_call *call, ra_entry *entry, const char *phase, int64
     const ra_device_ops *device = entry->plan.kernel->device;
     *call = (ra_call){.entry = entry, .plan = &entry->plan, .comm = comm, .device = device, .phase = phase};
     call->queue = (ra_queue){.stream = stream, .poll_arg = call};
-    if (comm->ranks > 1) call->queue.poll = poll_link; /* alone: nobody to look after */
+    if (comm->ranks > 1) call->queue.poll = poll_link; /* alone: no transfers */
     RA_TRY(ra_comm_usable(comm));
     ra_link_begin(comm->link, phase, &(ra_subject){entry->digest, entry->key, entry->shared_bytes});
     void *block = NULL;

@@ -29,8 +29,7 @@ typedef struct ra_call {
     ra_link_counts counts;  /* of the link, at the start */
 } ra_call;
 
-/* Allocates what the plan's calls on a device need, so that they themselves allocate nothing on the first stream they are made
- * on. */
+/* Allocates what the plan's calls on a device need, so that calls on the first stream allocate nothing. */
 ra_status ra_call_reserve(ra_entry *entry);
 /* Checks the communicator, takes the workspace and the workers. */
 ra_status ra_call_begin(ra_call *call, ra_entry *entry, const char *phase, int64_t workspace_bytes, void *stream);

@@ -52,7 +52,7 @@ static void dismiss_resting(ra_comm *comm) {
 
 ra_status ra_comm_workers(ra_comm *comm, int count) {
     if (comm->workers && ra_workers_count(comm->workers) == count) return RA_OK;
-    int at = 0; /* where they rest, or else those who rested longest, or nobody */
+    int at = 0; /* the place of workers of this count, or a free one, or that of those who rested longest */
     while (at < RA_RESTING - 1 && comm->resting[at] && ra_workers_count(comm->resting[at]) != count) at++;
     ra_workers *found = comm->resting[at];
     if (found && ra_workers_count(found) != count) {
@@ -63,7 +63,7 @@ ra_status ra_comm_workers(ra_comm *comm, int count) {
     comm->resting[0] = comm->workers;
     comm->workers = found;
     if (found || ra_workers_create(count, &comm->workers) == RA_OK) return RA_OK;
-    dismiss_resting(comm); /* perhaps they took the room */
+    dismiss_resting(comm); /* perhaps they took the memory */
     return ra_workers_create(count, &comm->workers);
 }
 

@@ -18,14 +18,14 @@ struct ra_comm {
     ra_link *link;
     pid_t process; /* that made it: a forked child lacks its threads */
     int rank, ranks;
-    ra_together *together; /* all ranks are of this process (lane.h); NULL: who knows */
+    ra_together *together; /* all ranks are of this process (lane.h); NULL: not known to be */
     ra_solo_ops solo;                                      /* of a rank played alone */
     void (*trace)(void *ctx, const ra_trace_event *event); /* NULL: nobody looks */
     void *trace_ctx;
     ra_pool *pool, *device_pool;     /* the second is made by the first plan on a device */
     ra_lane *lane;                   /* made by the first plan of several ranks on a device with memory of its own */
     ra_workers *workers;             /* of the latest call */
-    ra_workers *resting[RA_RESTING]; /* of other numbers, latest used first, so that calls which take turns start no threads */
+    ra_workers *resting[RA_RESTING]; /* of other counts, latest used first: calls that alternate start no threads */
     uint64_t *sent, *received;       /* messages to and from each rank so far: the next tags */
     bool merging;   /* the latest plan that all ranks agreed on has replicated queries: the next may agree while merging */
     struct ra_entry *plans; /* cached, latest used first */

@@ -58,7 +58,7 @@ static ra_status exchange(ra_pass *pass) {
     return RA_OK;
 }
 
-/* Own keys that other members need too, against own queries. */
+/* Own keys that other members need too meet own queries. */
 static void add_home(ra_pass *pass) {
     const ra_call *call = &pass->call;
     ra_piece *pieces = call->plan->view.own_count > 0 ? call->entry->held.list[0].pieces : NULL;
@@ -69,7 +69,7 @@ static void add_home(ra_pass *pass) {
     }
 }
 
-/* What came, against own queries; in backward with room for its gradients. */
+/* What came meets own queries; in backward it has room for its gradients. */
 static ra_status add_arrived(ra_pass *pass) {
     const ra_call *call = &pass->call;
     char *in = pass->kv[0], *out = pass->grads[0];

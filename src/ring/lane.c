@@ -44,7 +44,7 @@ static void leave(ra_together *together, const ra_copy_ops *copies, void *const 
 
 /* -------------------------------------------------------------------------------------------------------- open and close */
 
-/* Until nobody reads staged frames any more, which then may be freed: what is enqueued ends by itself. */
+/* Waits until no copy reads staged frames any more, so that they may be freed. Enqueued copies end by themselves. */
 static void settle(ra_lane *lane) {
     bool passed = !lane->copying;
     while (!passed && lane->copies->passed(lane->in, &passed) == RA_OK) sched_yield();
@@ -101,7 +101,7 @@ ra_status ra_lane_begin(ra_call *call, int64_t bytes) {
     call->lane = lane;
     call->frames = call->workspace + call->carved;
     if (lane->ops != &ra_lane_staged) return RA_OK;
-    if (lane->copying) RA_TRY(ra_lane_await(call, lane->in)); /* the pool may free what the call before has read from */
+    if (lane->copying) RA_TRY(ra_lane_await(call, lane->in)); /* the pool may free frames that the last call's copies read */
     lane->copying = false;
     void *block;
     RA_TRY(ra_pool_take(lane->staging, bytes, &block));

@@ -10,7 +10,7 @@
  *
  * When a message is posted, the lane waits for what the call was given so far; when the messages of a step have come, the call
  * waits for the lane. Hosts meet over the link, which finds lost and disagreeing ranks, and no queue ever waits for work that
- * has not been enqueued: no order of calls can make devices wait for each other.
+ * has not been enqueued: no order of calls can deadlock devices.
  *
  * Where the link reaches the device's memory there is no lane. */
 #ifndef RA_RING_LANE_H
@@ -34,7 +34,7 @@ struct ra_parcel {
 typedef struct ra_lane_ops {
     ra_status (*recv)(ra_call *call, ra_parcel *parcel, const ra_maker *maker);
     ra_status (*send)(ra_call *call, ra_parcel *parcel);
-    /* Until all messages of the step have come and gone. */
+    /* Waits until all messages of the step are received and sent. */
     ra_status (*wait)(ra_call *call);
 } ra_lane_ops;
 extern const ra_lane_ops ra_lane_staged, ra_lane_direct;
@@ -45,20 +45,20 @@ struct ra_lane {
     ra_queue queue;
     void *computed; /* moment of a call: all that it was given when it posted a message */
     void *out, *in; /* moments of the lane: copies out of the device's memory, and into it */
-    bool copying;   /* staged: frames are read until `in` */
+    bool copying;   /* staged: copies to the device read frames until `in` */
     ra_pool *staging;
 };
 
-/* The communicator's lane, and the frames of a plan's calls, are made so that these allocate nothing. */
+/* Makes the communicator's lane and the frames of a plan's calls, so that the calls allocate nothing. */
 ra_status ra_lane_reserve(ra_comm *comm, const ra_copy_ops *copies, const ra_plan *plan);
 
-/* Ranks of one process, between which lanes are direct. What one rank leaves behind and others may still look at goes with the
- * last of them. */
+/* Ranks of one process, between which lanes are direct. Moments that others may still wait for when a rank leaves are freed
+ * with the last rank. */
 ra_status ra_together_create(ra_comm **comms, int ranks);
 /* A communicator is destroyed: its lane closes, and it leaves the others. */
 void ra_lane_leave(ra_comm *comm);
 
-/* A call whose frames are the next `bytes` of its workspace. */
+/* Begins a call, whose frames are the next `bytes` of its workspace. */
 ra_status ra_lane_begin(ra_call *call, int64_t bytes);
 /* False: the workspace must never serve another call. `cancelled`: the link has let go of all buffers. */
 bool ra_lane_end(ra_call *call, ra_status status, bool cancelled);
@@ -66,8 +66,8 @@ bool ra_lane_end(ra_call *call, ra_status status, bool cancelled);
 ra_status ra_lane_recv(ra_call *call, int peer, char *frame, int64_t payload, const ra_maker *maker);
 ra_status ra_lane_send(ra_call *call, int peer, char *frame, int64_t payload);
 
-/* For the kinds. The lane's copies come after what the call was given so far; the host waits for a moment, and looks after the
- * link. */
+/* For both kinds. follow: the lane's next copies run after what the call was given so far. await: the host waits for a moment,
+ * and polls the link meanwhile. */
 ra_status ra_lane_follow(ra_call *call);
 ra_status ra_lane_await(ra_call *call, void *moment);
 

@@ -1,13 +1,13 @@
 /* Direct: ranks of one process. The sender gives notice of where a payload lies and of the moment from which on it is there;
- * the receiver's lane waits for that moment, copies, and gives the moment at which the copy is done back as a receipt. The
- * sender's call waits for that before it uses the memory again.
+ * the receiver's lane waits for that moment, copies, and returns the moment when the copy is done, as a receipt. The sender's
+ * call waits for that before it uses the memory again.
  *
  *     sender     computed ---------- notice --.                       .-- receipt -> call waits for `in`
  *     receiver                                 `-> lane waits, copies -'             call waits for `in`
  *
- * A moment is recorded again only in a later step, when all who wait for it as it was have been given their wait, or wait for
- * more than they need to. A peer may hear of one after its rank has left, so that moments go with the last rank. If a call
- * fails, a peer may have notice of memory that it will copy from whenever it likes: that is kept until the process ends. */
+ * A moment is recorded again only in a later step. By then every wait for it has been enqueued; one that comes later waits for
+ * more than it needs, which does no harm. A peer may hear of a moment after its rank has left, so moments are freed with the
+ * last rank. If a call fails, a peer may have notice of memory and copy from it at any time: that is kept for ever. */
 #include <assert.h>
 #include <inttypes.h>
 #include <string.h>
@@ -44,7 +44,7 @@ static ra_status direct_send(ra_call *call, ra_parcel *parcel) {
                         &call->entry->transfers[parcel - call->entry->parcels]);
 }
 
-/* The link has counted a note, and the payload is what counts. */
+/* Statistics count the payload, not the note that the link counted. */
 static void count(ra_call *call, const ra_parcel *parcel) {
     const int64_t in = parcel->receiving ? parcel->payload - (int64_t)sizeof(notice) : -(int64_t)sizeof(receipt);
     const int64_t out = parcel->receiving ? -(int64_t)sizeof(receipt) : parcel->payload - (int64_t)sizeof(notice);

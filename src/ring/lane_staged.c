@@ -13,7 +13,7 @@ static ra_transfer *transfer_of(const ra_call *call, const ra_parcel *parcel) {
 static ra_status staged_recv(ra_call *call, ra_parcel *parcel, const ra_maker *maker) {
     ra_comm *comm = call->comm;
     ra_lane *lane = call->lane;
-    if (lane->copying) RA_TRY(ra_lane_await(call, lane->in)); /* what came before is copied from where this will arrive */
+    if (lane->copying) RA_TRY(ra_lane_await(call, lane->in)); /* copies of the step before may still read this frame */
     lane->copying = false;
     return ra_link_recv_or_make(comm->link, parcel->peer, comm->received[parcel->peer]++, parcel->step, twin_of(call, parcel),
                                 parcel->payload, maker, transfer_of(call, parcel));

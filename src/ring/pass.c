@@ -42,7 +42,7 @@ static ra_status walk(ra_pass *pass) {
     return plan->schedule == RA_SCHEDULE_GATHER ? ra_gather(pass) : ra_walk_rounds(pass);
 }
 
-/* The device goes on with what it was given, and nobody may take what comes of that for a result. */
+/* Enqueued work goes on after a failure, and what it writes must not be taken for a result. */
 static void spoil(const ra_pass *pass) {
     const ra_device_ops *device = pass->call.device;
     if (pass->call.comm->ranks == 1 || !device->forward_spoil) return;

@@ -112,6 +112,6 @@ ra_status ra_walk_rounds(ra_pass *pass) {
             gradients->out_hop = 0;
         }
     }
-    bool computed = pass->call.step > 0; /* rows that no item meets are a device's affair, too */
+    bool computed = pass->call.step > 0; /* if not, an empty step: the device also fills rows that no item meets */
     return pass->call.item_count > 0 || !computed ? ra_pass_compute(pass, false) : RA_OK;
 }

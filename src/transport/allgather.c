@@ -29,7 +29,7 @@ static ra_status exchange(ra_link *link, char *all, int64_t bytes, const char *p
     return RA_OK;
 }
 
-/* Its time counts as a call's; it has no number, for it tells by itself if ranks differ. */
+/* An allgather counts as a call for timeouts, but has no number: it shows by itself if ranks differ. */
 static void set_calling(ra_link *link, bool calling, const char *phase) {
     pthread_mutex_lock(&link->mutex);
     snprintf(link->phase, sizeof link->phase, "%s", phase);

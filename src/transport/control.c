@@ -12,8 +12,8 @@
  * for a few wake-ups a second, and every call of the transport is made under the link's lock. (An eighth and not a quarter: a
  * rank that was stopped for 0.8 of the timeout just before its next beat has then still been silent for less than the timeout.)
  *
- * A peer that is silent for the timeout becomes the suspect. Its suspicion goes to everybody with the next beat, at once;
- * everybody who hears it beats back at once. Who is still silent half a second later is named, and the verdict goes to all;
+ * A peer that is silent for the timeout becomes the suspect. The suspicion goes to everybody at once, with a beat; whoever
+ * hears it beats back at once. Who is still silent half a second later is named, and the verdict goes to all;
  * each rank that gets a first verdict adopts it and passes it on, so a verdict survives the death of its finder. A broken link
  * goes on beating, with the verdict instead of the beat, until it is destroyed.
  *
@@ -257,7 +257,7 @@ static void read_inbox(ra_link *link, int rank) {
         ra_status status = link->ops.wait(link->ctx, peer->inbox, 0, &done, &received);
         if (status == RA_OK && !done) return;
         peer->inbox = NULL;
-        if (status == RA_OK && received == 0 && peer->arrived) { /* the transport knows that it lives, and it cannot beat */
+        if (status == RA_OK && received == 0 && peer->arrived) { /* the transport says: alive, but cannot beat */
             peer->heard = ra_seconds();
             post_inbox(link, rank);
             return;
@@ -291,7 +291,7 @@ void ra_control_service(ra_link *link) {
     ra_control_read(link);
     if (now >= link->next_beat) ra_control_beat(link);
     send_beats(link);
-    /* Outside calls, who waits for nothing judges nobody. */
+    /* A rank that is outside calls and waits for nothing judges nobody. */
     if (link->status == RA_OK && (link->flights || link->calling)) ra_control_judge(link);
     send_beats(link);
 }

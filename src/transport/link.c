@@ -12,7 +12,7 @@
 #include "core/status.h"
 #include "transport/link_internal.h"
 
-/* The lock is the link's inside: taking it leaves the link as const as it was. */
+/* A const link may be locked: that changes nothing that callers can see. */
 static void lock(const ra_link *link) { pthread_mutex_lock(&((ra_link *)(uintptr_t)link)->mutex); }
 static void unlock(const ra_link *link) { pthread_mutex_unlock(&((ra_link *)(uintptr_t)link)->mutex); }
 

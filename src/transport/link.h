@@ -34,7 +34,7 @@ int ra_link_rank(const ra_link *link);
 int ra_link_size(const ra_link *link);
 const char *ra_link_transport(const ra_link *link);
 ra_status ra_link_set_timeout(ra_link *link, double timeout, double start_timeout);
-/* Seconds that a call may last, with peers that are all alive; 0: for ever. */
+/* Seconds that a call may last even if all peers are alive; 0: no limit. */
 ra_status ra_link_set_call_timeout(ra_link *link, double seconds);
 void ra_link_set_checksum(ra_link *link, bool payload_crc);
 /* No post-mortem when it breaks. */
@@ -68,8 +68,8 @@ ra_status ra_link_wait(ra_link *link, ra_transfer *transfers, int64_t count, con
 /* Between these two the rank is in a call that every rank makes, in the same order: a peer that dies meanwhile breaks the link,
  * also while this rank only computes. Calls are numbered, and every message and heartbeat says which one its rank is in: ranks
  * whose calls of the same number differ in phase or in what they work on (`subject`: its digest and its text of "field=value"
- * lines) learn that as RA_DISAGREE, which names both. The phase is for messages to people, too: posting does not say it, and
- * ra_link_wait sets it. */
+ * lines) learn that as RA_DISAGREE, which names both. The phase is also for messages to people; ra_link_wait sets
+ * it anew. */
 typedef struct ra_subject {
     uint64_t digest;
     const char *text;

@@ -16,7 +16,7 @@
  * little endian; the header crc covers the 60 bytes before it. */
 typedef struct ra_header {
     uint16_t flags;
-    uint64_t sequence; /* 0, 1, ... from source to destination; control messages count by themselves */
+    uint64_t sequence; /* 0, 1, ... from source to destination; control messages have their own */
     int64_t step;
     uint64_t tag;
     int64_t length; /* of the payload */
@@ -184,7 +184,7 @@ struct ra_link {
     ra_event events[RA_EVENTS];
     uint64_t event_count;
 
-    bool open;        /* ra_link_create is through: from then on the peers are told of failures */
+    bool open;        /* ra_link_create has succeeded: from then on peers are told of failures */
     ra_status status; /* not RA_OK: broken */
     int culprit;      /* the rank that broke it */
     char sentence[RA_SENTENCE];
@@ -206,12 +206,12 @@ void ra_control_stop(ra_link *link);
 void ra_control_leave(ra_link *link);
 /* Reads control messages, beats when it is time, and judges the silent. May break the link. */
 void ra_control_service(ra_link *link);
-/* Only reads control messages: a verdict that has come goes before one's own. */
+/* Only reads control messages: a verdict that has come takes precedence over this rank's own. */
 void ra_control_read(ra_link *link);
 /* Makes a heartbeat to every peer due at once. */
 void ra_control_beat(ra_link *link);
-/* Breaks the link if a peer is lost that somebody here waits for, or needs for the call it is in: gone, left, silent for too
- * long, or its message is; or if ranks wait for each other. */
+/* Breaks the link if a peer that this rank waits for, or needs for its call, is lost (gone, left, or silent for too long), if
+ * its message is lost, or if ranks wait for each other. */
 void ra_control_judge(ra_link *link);
 /* Puts the last word on its way to every peer. */
 void ra_control_tell(ra_link *link);
@@ -226,18 +226,18 @@ ra_wait ra_link_waits_for(const ra_link *link);
 ra_mark ra_link_mark(const ra_link *link);
 /* Breaks the link if a peer's call differs from this rank's of the same number; `text` is of what the peer works on. */
 void ra_link_compare(ra_link *link, int rank, const char *text);
-/* Whether a message that was wrong at time `since` may be so because its sender is in another call: that is asked for then, and
- * the answer, which names both calls, is a better verdict than the message. */
+/* May a message, found wrong at time `since`, be wrong because its sender is in another call? Then this rank asks, and waits a
+ * while: an answer that names both calls is a better verdict than a wrong message. */
 bool ra_link_doubts(ra_link *link, const ra_flight *flight, double since);
 /* Breaks the link if the call that this rank is in has lasted longer than its call timeout. */
 void ra_link_overdue(ra_link *link, double now);
-/* Seconds that a rank leaves to lower ones which come to the same end at the same time, so that the first one's verdict spares
- * the others theirs; `but` does not count. */
+/* Seconds for which this rank lets lower ranks, which come to the same verdict at the same time, say it first; rank `but` does
+ * not count. */
 double ra_link_turn(const ra_link *link, int but);
 
 void ra_history_note(ra_link *link, const char *what, int peer, bool receiving, uint64_t tag, int64_t step, int64_t bytes);
-/* The post-mortem, as one record of the log: a warning if communication failed, for the curious if a rank gave up for a reason
- * of its own. */
+/* The post-mortem, as one record of the log: a warning if communication failed, else (a rank gave up for a reason of its own)
+ * only information. */
 void ra_history_print(ra_link *link);
 
 #endif

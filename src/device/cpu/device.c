@@ -38,7 +38,7 @@ static ra_status forward_step(ra_forward_pass *pass, const ra_item *items, int64
     ra_forward_step *s = &pass->step;
     s->items = items;
     s->item_count = count;
-    /* A last step of which one item meets all rows writes results itself, which saves a walk through all of memory. */
+    /* A last step with one item that meets all rows writes results itself, which saves a pass over all of memory. */
     s->closes =
         s->single || (last && pass->shape.used_q->count == 0 && count == 1 && ra_meet_all(&pass->shape, items, count, true));
     return count ? pass->kernel->forward(s) : RA_OK;

@@ -6,15 +6,15 @@
  * Rooms for dq of a block lie in a circle. From `first` on come those of the queue, which wait for their turn, first come,
  * first served. The next block is computed in the room behind them.
  *
- * Before a worker waits for anything else it settles its queue, so that the first tile that is not done is always being
- * computed, or first in the queue of a worker that looks after it: nobody waits for ever.
+ * Before a worker waits for anything else it empties its queue. So the first tile that is not done is always being computed, or
+ * at the head of the queue of a worker that will add it: nobody waits for ever.
  */
 #ifndef RA_DEVICE_CPU_DQ_QUEUE_H
 #define RA_DEVICE_CPU_DQ_QUEUE_H
 
 #include "device/cpu/step.h"
 
-/* A block of rows of a slab: does this tile open their sums of dq, does it close them? */
+/* A block of rows of a slab; is this tile the first that adds to their dq (opens), the last (closes)? */
 typedef struct ra_block {
     int64_t begin, end;
     bool opens, closes;
@@ -23,7 +23,7 @@ typedef struct ra_block {
 typedef struct ra_kept {
     ra_slab slab;
     ra_block block;
-    bool last; /* of its tile, which is done otherwise */
+    bool last; /* of its tile, which is done when this is added */
 } ra_kept;
 
 typedef struct ra_dq_queue {
@@ -36,8 +36,8 @@ typedef struct ra_dq_queue {
     void *behind; /* the rest of a worker's scratch, which begins with its rooms */
 } ra_dq_queue;
 
-/* Lays the rooms out behind the first `head` bytes at base, which are for them and what else a family keeps there. Tells where
- * they end, counted from base; with base NULL that is all. */
+/* Lays the rooms out behind the first `head` bytes at base, in which a family keeps the queue and more. Returns the offset of
+ * their end; with base NULL it does nothing else. */
 static inline int64_t ra_dq_queue_carve(ra_dq_queue *r, char *base, int64_t head) {
     char *at = base;
     ra_carve(&at, head);

@@ -48,7 +48,7 @@ static inline void ra_dropout_draws(uint32_t *restrict draws, const ra_slab *sla
             quad = lattice >> 2;
             ra_dropout_quads(words, problem->seed, x, quad, row, branch);
         }
-        if (slab->k.pos_step != rate) { /* keys off the lattice's own pace, one by one */
+        if (slab->k.pos_step != rate) { /* keys are not neighbours on the lattice: one by one */
             draws[j++] = words[lattice - 4 * quad];
             continue;
         }

@@ -7,8 +7,8 @@
  * finds it in use packs for itself, so nobody waits for a slot. Within it a panel is packed by the tile that comes to it first.
  * Others wait for that one panel, if there is no other to pack; and whoever packs waits for nobody, so every wait ends.
  *
- * Marks name the slab, so that nothing is to be cleared when a slot passes on to the next. What the panels look like is the
- * kernel's affair, as is the memory behind them.
+ * Marks name the slab, so nothing needs to be cleared when a slot passes on to the next. What the panels look like is up to
+ * the kernel, as is the memory behind them.
  */
 #ifndef RA_DEVICE_CPU_PANELS_H
 #define RA_DEVICE_CPU_PANELS_H
@@ -20,7 +20,7 @@
 
 typedef struct ra_slot {
     _Alignas(64) atomic_uint_fast64_t inside; /* [ slab 48 | tiles 16 ] */
-    atomic_uint_fast64_t marks[];             /* of panels: packing or packed for a slab; anything else: neither for it */
+    atomic_uint_fast64_t marks[];             /* of panels: being packed, or packed, for which slab */
 } ra_slot;
 
 #define RA_SLOT_TILES UINT64_C(0xffff)
@@ -40,7 +40,7 @@ static inline bool ra_slot_enter(ra_slot *slot, const ra_slab *slab) {
         const bool same = (seen & ~RA_SLOT_TILES) == mine;
         if (!same && (seen & RA_SLOT_TILES) != 0) return false;
         next = same ? seen + 1 : mine + 1;
-        /* An acquire: what the tiles before have read, they have read before this one packs over it. */
+        /* Acquire: the tiles before have read their panels before this one packs over them. */
     } while (!atomic_compare_exchange_weak_explicit(&slot->inside, &seen, next, memory_order_acquire, memory_order_relaxed));
     return true;
 }
@@ -66,8 +66,8 @@ static inline void ra_panel_publish(ra_slot *slot, const ra_slab *slab, int64_t 
     atomic_store_explicit(&slot->marks[panel], ra_mark_packed(slab), memory_order_release);
 }
 
-/* Returns when panels [first, last) are packed. pack(arg, panel) packs those that nobody has taken; while others pack, those up
- * to `end` that the tile will come to. */
+/* Returns when panels [first, last) are packed. pack(arg, panel) packs those that nobody has taken; while others pack, also
+ * later ones, up to `end`, that the tile will need. */
 static inline void ra_panels_take(ra_slot *slot, const ra_slab *slab, int64_t first, int64_t last, int64_t end,
                                   void (*pack)(void *arg, int64_t panel), void *arg) {
     for (int spins = 0;;) {
@@ -80,7 +80,7 @@ static inline void ra_panels_take(ra_slot *slot, const ra_slab *slab, int64_t fi
             ra_panel_publish(slot, slab, panel);
         } else {
             ra_relax();
-            if (spins++ > 1000) sched_yield(); /* its thread may want this processor */
+            if (spins++ > 1000) sched_yield(); /* the thread that packs may need this core */
         }
     }
 }

@@ -9,8 +9,8 @@
 
 enum {
     TASK = 65536,       /* elements, about */
-    BLOCK = 16384,      /* bytes of a block with gaps, at most: the first cache holds it */
-    STREAMED = 1 << 20, /* bytes of results with gaps; smaller ones are better off in the second cache, near their reader */
+    BLOCK = 16384,      /* bytes of a block with gaps, at most: L1 holds it */
+    STREAMED = 1 << 20, /* bytes of results with gaps that bypass the caches; smaller ones are better off near their reader */
 };
 
 /* Rows and heads of a batch entry. */
@@ -25,9 +25,9 @@ typedef struct rows_job {
     int64_t size;        /* of an element of a */
     bool halves;         /* a has the lower halves of sums, out the upper ones */
     int64_t rows, heads; /* of all tensors */
-    bool streamed;       /* out passes the caches by */
+    bool streamed;       /* out bypasses the caches */
     void (*each)(const struct rows_job *job, const block *b);
-    /* the rest by `run` */
+    /* filled by `run` */
     ra_used all;
     const ra_used *sets; /* used rows */
     int64_t count;
@@ -54,8 +54,8 @@ static bool heads_together(const rows_job *job, const ra_tensor *t) {
     return job->heads == 1 || t->head == job->problem->head_dim;
 }
 
-/* Calls `piece` for the used rows of a block: `count` elements from a row and head on, which lie together in t and in u. Where
- * these are NULL a piece is a head of a row. */
+/* Calls `piece` for the used rows of a block: `count` elements from a row and head on, contiguous in both t and u. If these are
+ * NULL, a piece is one head of one row. */
 static void for_used(const rows_job *job, const block *b, const ra_tensor *t, const ra_tensor *u,
                      void (*piece)(const rows_job *job, const block *b, int64_t row, int64_t head, int64_t count, void *arg),
                      void *arg) {
@@ -263,7 +263,7 @@ void ra_rows_finish(const ra_problem *problem, ra_workers *workers, const ra_use
 
 /* ---------------------------------------------------------------------------------------------------------- delta */
 
-/* sum += x y, 16-bit elements that `widen` makes f32: products are exact in it, and each of 16 sums has few of them. */
+/* sum += x y, of 16-bit elements that `widen` makes f32. Products are exact in f32, and 16 partial sums keep each short. */
 #define SUM_OF_HALVES(sum, x, y, dim, widen)                                                                                   \
     do {                                                                                                                       \
         float part_[16] = {0};                                                                                                 \
@@ -305,7 +305,7 @@ static void delta_row(const rows_job *job, const block *in, int64_t row, int64_t
     store(&job->lse, dtype, in->batch, row, head, sum);
 }
 
-/* Rows of a head that lie apart are no stream that a processor sees coming. */
+/* Fetched in software: hardware prefetchers do not foresee rows of one head that lie apart. */
 static void fetch_row(const rows_job *job, const ra_tensor *t, const block *in, int64_t row, int64_t head) {
     const int64_t size = (int64_t)ra_dtype_size(job->problem->dtype);
     const char *data = element(t, size, in->batch, row, head);
@@ -358,8 +358,8 @@ static void convert(const rows_job *job, const block *b, int64_t row, int64_t he
     else ra_convert(to, dtype, from, dtype == RA_F64 ? RA_F64 : RA_F32, count);
 }
 
-/* Used rows and gaps leave as one stream, by way of an image in the first cache: lines of rows alone would be read to be
- * written, and short streams between them are slow. Of halves out must last until all are read: sets may overlap. */
+/* Used rows and gaps are written as one stream, from an image in L1: written alone, lines of used rows would be read first, and
+ * short streams between them are slow. Halves in out must stay until all are read: sets may overlap. */
 static void convert_block(const rows_job *job, const block *b) {
     const int64_t bytes = b->rows * b->heads * job->problem->head_dim * out_size(job);
     _Alignas(64) char image[BLOCK];

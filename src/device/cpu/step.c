@@ -10,7 +10,7 @@
 /* ---------------------------------------------------------------------------------------------------------- waves */
 
 /* Items that write to the same rows run one after the other, in the order of the list; others side by side. A wave is a run of
- * items of which no two share a row (judged by the ends of their rows, so sometimes wrongly apart, never wrongly together). */
+ * items of which no two share a row. (Only the ends of rows are compared: some waves are shorter than they could be.) */
 
 typedef struct hull {
     int64_t low, high;
@@ -39,7 +39,7 @@ static bool queries_overlap(const ra_item *a, const ra_item *b) {
 }
 
 static bool keys_overlap(const ra_item *a, const ra_item *b) {
-    if (a->dk_view.data != b->dk_view.data) return true; /* two views may meet in one buffer: no way to tell */
+    if (a->dk_view.data != b->dk_view.data) return true; /* the two may overlap in one buffer: no way to tell */
     const hull ha = hull_of(&a->k, (a->loop[0].repeat - 1) * a->loop[0].k_row, (a->loop[1].repeat - 1) * a->loop[1].k_row);
     const hull hb = hull_of(&b->k, (b->loop[0].repeat - 1) * b->loop[0].k_row, (b->loop[1].repeat - 1) * b->loop[1].k_row);
     return overlap(ha, hb);
@@ -57,8 +57,8 @@ static int64_t wave_end(const ra_item *items, int64_t begin, int64_t count, bool
 
 /* -------------------------------------------------------------------------------------------------------- forward */
 
-/* The rows of a wave, slab by slab, are dealt in large tiles: the more rows, the more use one packing of their keys is. From
- * row `turn` on tiles are small, to even out the end. */
+/* The rows of a wave, slab by slab, are dealt in large tiles: the more rows a tile has, the more one packing of keys serves.
+ * From row `turn` on tiles are small, to even out the end. */
 typedef struct forward_wave {
     const ra_forward_step *step;
     const ra_item *items;
@@ -129,10 +129,10 @@ static void forward_task(void *arg, int64_t index, int worker) {
                       (char *)wave->step->scratch + worker * wave->tiles->scratch);
 }
 
-/* One worker takes tiles as large as they come. Of several each gets a large tile for three quarters of its share, or more of
- * them where that is too large, and small ones for the rest; but four alike where a mask or padding makes some rows heavier
- * than others. Where small tiles are as good (light), there are more of them. Transfers (and the news of a lost rank) wait for
- * the end of a tile: with them, each gets eight, and small ones only where they are light. */
+/* A single worker takes the largest tiles. Of several, each gets three quarters of its share in one large tile (more, where
+ * that is too large), and the rest in small ones. Where a mask or padding makes some rows heavier than others, each gets four
+ * equal tiles instead. If small tiles are as good (light), there are more of them. With transfers each gets eight, and small
+ * ones only if they are light: transfers, and the news of a lost rank, wait for the end of a tile. */
 static void choose_tiles(forward_wave *wave, int64_t all) {
     const ra_problem *problem = wave->step->problem;
     const int64_t unit = wave->tiles->unit, most = ra_cpu_tile_rows(problem, unit, wave->tiles->rows);
@@ -180,11 +180,11 @@ ra_status ra_cpu_forward(const ra_forward_step *step, const ra_forward_tiles *ti
  *     i 0   0 1 2 3
  *       1   4 5 6 7      the tiles in the order in which they are dealt
  *
- * All of them may run side by side. A tile adds to rows that the one on its left has passed, which is soon, since both go
- * through the rows in the same order; or keeps what it has, to add it later. At its end it adds to its keys, when the one above
- * it is done. Every wait is for a tile that was dealt before, so the first that is not done never waits. A tile that has no
- * pair with some rows passes them on without a wait: rows of a plan lie no further apart than its keys, so rows that meet two
- * tiles meet those between. Of many small slabs each is one task. */
+ * All of them may run side by side. A tile adds to rows that the tile on its left has passed, which is soon, since both go
+ * through the rows in the same order; or it keeps its sums and adds them later. At its end it adds to its keys, once the tile
+ * above is done. Every wait is for a tile that was dealt before, so the first that is not done never waits. A tile without a
+ * pair in some rows passes them on without a wait: rows of a plan lie no further apart than its keys, so rows that meet two
+ * tiles meet those between. Where slabs are many and small, each is one task. */
 enum { MOST_TILES = 256 }; /* that are dealt in one run: each has a counter */
 
 typedef struct backward_wave {
@@ -331,7 +331,7 @@ static void backward_task(void *arg, int64_t index, int worker) {
     slab.turn = turn;
     slab.above = i > 0 && index >= g.key_blocks ? turn - g.key_blocks : NULL;
     backward_pair(wave, &slab, i, j, scratch);
-    if (!ra_keys_come(&slab)) { /* it had nothing to add to them: then those above it are still done when it is */
+    if (!ra_keys_come(&slab)) { /* it added nothing, but is not done before those above it are */
         backward_rest(arg, worker);
         ra_keys_wait(&slab);
     }
@@ -339,7 +339,7 @@ static void backward_task(void *arg, int64_t index, int worker) {
 }
 
 bool ra_turn_comes_soon(const ra_turn *turn, int64_t rows) {
-    for (int spins = 0; spins < 100; spins++) { /* little beside a block, and two equal workers fall into step by it */
+    for (int spins = 0; spins < 100; spins++) { /* short beside a block, and it lets two equal workers fall into step */
         if (ra_turn_has_come(turn, rows)) return true;
         ra_relax();
     }
@@ -349,7 +349,7 @@ bool ra_turn_comes_soon(const ra_turn *turn, int64_t rows) {
 void ra_turn_wait(const ra_turn *turn, int64_t rows) {
     for (int spins = 0; !ra_turn_has_come(turn, rows); spins++) {
         ra_relax();
-        if (spins > 1000) sched_yield(); /* its thread may want this processor */
+        if (spins > 1000) sched_yield(); /* the thread waited for may need this core */
     }
 }
 

@@ -1,4 +1,4 @@
-/* The CPU's half of the seam: cuts a step into tiles and hands them to the workers.
+/* How the CPU computes a step: cut into tiles, which are handed to the workers.
  *
  * A slab is one turn of an item's loops for one batch entry and one KV head: a progression of query rows against one of keys.
  * The query heads of a group share their keys, so a slab counts query rows and heads together: row r of a slab is query a = r
@@ -39,7 +39,7 @@ static inline bool ra_turn_has_come(const ra_turn *turn, int64_t rows) {
     return !turn || !turn->before || atomic_load_explicit(&turn->before->passed, memory_order_acquire) >= rows;
 }
 
-/* Or will in some microseconds. */
+/* Has it come, or will it in some microseconds? */
 bool ra_turn_comes_soon(const ra_turn *turn, int64_t rows);
 void ra_turn_wait(const ra_turn *turn, int64_t rows);
 
@@ -49,7 +49,7 @@ static inline bool ra_keys_come(const ra_slab *slab) {
 }
 static inline void ra_keys_wait(const ra_slab *slab) { ra_turn_wait(&(ra_turn){.before = slab->above}, INT64_MAX); }
 
-/* A tile that goes through some rows again takes nothing back. */
+/* Never moves back, even where a tile goes through some rows again. */
 static inline void ra_turn_pass(ra_turn *turn, int64_t rows) {
     if (turn && rows > atomic_load_explicit(&turn->passed, memory_order_relaxed))
         atomic_store_explicit(&turn->passed, rows, memory_order_release);
@@ -66,7 +66,7 @@ static inline void *ra_carve(char **at, int64_t bytes) {
 /* Computes rows [begin, end) of a slab. scratch is the worker's own, 64-byte aligned. */
 typedef void ra_forward_tile(const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t end, void *scratch);
 /* Adds what rows [begin, end) and keys [key_begin, key_end) of a slab give each other to dq_acc in its turn, and to dk_view
- * and dv_view when the keys come. */
+ * and dv_view in the turn of the keys. */
 typedef void ra_backward_tile(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end,
                               int64_t key_begin, int64_t key_end, void *scratch);
 
@@ -75,13 +75,13 @@ typedef struct ra_forward_tiles {
     ra_forward_tile *tile;
     int64_t rows, unit; /* a tile has a multiple of `unit`, at most `rows`; results must not depend on how many */
     int64_t scratch;
-    bool light; /* a small tile takes no longer for each of its rows than a large one */
+    bool light; /* a small tile costs no more per row than a large one */
 } ra_forward_tiles;
 
 typedef struct ra_backward_tiles {
     ra_backward_tile *tile;
-    /* Where tiles keep rows of dq whose turn has not come, in their worker's scratch (and say so: ra_turn.kept): adds them all.
-     * Called before the worker waits for anything else, or leaves. NULL: they never do. */
+    /* Adds the rows of dq that tiles kept in their worker's scratch because their turn had not come (ra_turn.kept). Called
+     * before the worker waits for anything else, or leaves. NULL: tiles keep nothing. */
     void (*rest)(const ra_backward_step *step, void *scratch);
     int64_t rows, keys; /* of a tile, at most */
     int64_t scratch;
@@ -91,8 +91,8 @@ typedef struct ra_backward_tiles {
 ra_status ra_cpu_forward(const ra_forward_step *step, const ra_forward_tiles *tiles);
 ra_status ra_cpu_backward(const ra_backward_step *step, const ra_backward_tiles *tiles);
 
-/* For tiles that only add, in a single step: what comes before the first of them that adds to some rows, or to some keys, and
- * after the last. */
+/* For tiles that only add, in a single step: called before the first tile that adds to these rows (or keys), and after the
+ * last. */
 void ra_open_rows(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end);
 void ra_close_rows(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end);
 void ra_open_keys(const ra_backward_step *step, const ra_slab *slab, int64_t first, int64_t last);
@@ -131,7 +131,7 @@ static inline void ra_slab_hull(const ra_slab *p, int64_t first, int64_t last, i
     *end = ra_max(*begin, ra_min(*end, p->k.count)); /* an empty interval may lie beyond the keys */
 }
 
-/* Keys come in tiles. Is tile `j` the first that rows [first, last) meet, the last? */
+/* Of the tiles of `keys` keys that rows [first, last) meet: is tile `j` the first, is it the last? */
 static inline void ra_slab_ends(const ra_slab *p, int64_t first, int64_t last, int64_t keys, int64_t j, bool *opens,
                                  bool *closes) {
     int64_t begin, end;

@@ -130,8 +130,8 @@ static ra_status find_named(const char *name, ra_device device, const ra_problem
     return RA_OK;
 }
 
-/* The environment says which kernels to prefer, for whole programs: it must name one that can run here, but problems of the
- * other device, and those that the kernel does not compute, go to the best that is left. */
+/* RINGATTN_KERNEL holds for a whole program: it must name a kernel that can run here, but problems of the other device, and
+ * those that the kernel does not compute, go to the best of the others. */
 static ra_status find_preferred(const char *name, ra_device device, const ra_problem *problem, const ra_kernel **kernel) {
     const ra_kernel *k = by_name(name);
     if (!k) return ra_fail(RA_NOT_AVAILABLE, "RINGATTN_KERNEL: this build has no kernel '%s'", name);

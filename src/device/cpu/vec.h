@@ -23,8 +23,8 @@ INLINE vec splat(float x) { return x - (vec){0}; }
 /* exp(x) = 2^n * 2^f with n = round(x / ln 2), |f| <= 1/2, and 2^f by a minimax polynomial: of degree 5, 7.6e-8 off at most, so
  * that the result is within 3e-7 relatively.
  *
- * shifted = 1.5 * 2^23 + n holds n in its low bits. VEC_POWER multiplies p by 2^n: 0 where x is -88 or below, for which
- * VEC_CLAMP may keep x at -88; where x is above 87, what is right, at least 2^126, or no number; NaN where x is NaN. */
+ * shifted = 1.5 * 2^23 + n holds n in its low bits. VEC_POWER multiplies p by 2^n. It gives 0 where x <= -88 (VEC_CLAMP may
+ * raise x to -88), NaN where x is NaN, and where x > 87 the right value, anything from 2^126 on, or NaN. */
 INLINE vec exp_of(vec x) {
     const vec magic = splat(12582912.0f), per_ln2 = splat(1.44269504f);
     x = VEC_CLAMP(x);

@@ -3,8 +3,8 @@
  * cudaStream_t; NULL: the default stream) of the current device; it neither waits nor allocates. Tensors are device memory,
  * everything else host memory, which is read before a function returns.
  *
- * Another module may take its place: tests have one whose device is the CPU. What both sides take for granted about structs and
- * functions is in layout.h, and a module that takes something else for granted is refused. */
+ * Another module may take its place: tests have one whose device is the CPU. What both sides assume about structs and functions
+ * is in layout.h, and a module that assumes something else is refused. */
 #ifndef RA_DEVICE_CUDA_BACKEND_H
 #define RA_DEVICE_CUDA_BACKEND_H
 
@@ -26,7 +26,7 @@ typedef struct ra_cuda_error {
 #define RA_CUDA_SM80 "sm80"   /* the general ones: float32 too, any strides */
 #define RA_CUDA_F32 "f32"     /* the one of them for float32; not to be asked for */
 
-/* The functions, each ra_cuda_backend_<name> in the module. One list for how they are declared, loaded and compared. */
+/* The functions, each ra_cuda_backend_<name> in the module: one list from which they are declared, loaded and compared. */
 /* clang-format off */
 #define RA_CUDA_FUNCTIONS(X)                                                                                                   \
     /* The facts of layout.h, as the module was compiled: at most `capacity` bytes with the final 0. Returns their length. */  \
@@ -75,11 +75,11 @@ typedef struct ra_cuda_error {
     /* Either end may be host memory; pageable host memory makes it wait. */                                                   \
     X(ra_status, copy, (void *to, const void *from, int64_t bytes, void *stream, ra_cuda_error *error))                        \
     X(ra_status, synchronize, (void *stream, ra_cuda_error *error))                                                            \
-    /* A moment on the stream; *event is made when NULL. Seconds between two moments; waits for the second. */                 \
+    /* Records an event; *event is created if NULL. The seconds between two; waits for the second. */                          \
     X(ra_status, mark, (void *stream, void **event, ra_cuda_error *error))                                                     \
     X(ra_status, between, (void *start, void *end, double *seconds, ra_cuda_error *error))                                     \
     X(void, forget, (void *event))                                                                                             \
-    /* What is enqueued from now on comes after the moment as it was marked last. Is that over? */                             \
+    /* What is enqueued from now on runs after the event as it was recorded last. Has that happened? */                        \
     X(ra_status, wait, (void *stream, void *event, ra_cuda_error *error))                                                      \
     X(ra_status, passed, (void *event, bool *passed, ra_cuda_error *error))
 /* clang-format on */

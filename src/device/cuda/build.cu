@@ -72,8 +72,8 @@ JobItem key_job_item(const ra_problem *p, const ra_item *item, int64_t batch, in
     return j;
 }
 
-/* A section's keys stay in L2 while its instances share them. Where there are many sections, it is better for each to be small:
- * heavy blocks, which compute, and light ones, which rather read and write, then run side by side. */
+/* A section's keys stay in L2 while its instances share them. Where there are many sections, small ones are better: then heavy
+ * blocks, which mostly compute, run beside light ones, which mostly read and write. */
 static uint32_t section_of(const Job &job, const JobItem &item, uint32_t instances) {
     if (!job.last_first) return 1;
     const int64_t bytes = (int64_t)item.k.count * job.head_dim * 4, group = item.extent[INDEX_GROUP];
@@ -105,7 +105,7 @@ bool rows_touch(const JobItem &a, const JobItem &b) {
     return a.q.row <= last(b) && b.q.row <= last(a) && a.head_start <= head(b) && b.head_start <= head(a);
 }
 
-/* Items of one tensor are told apart by rows and heads. Those of several tensors might be parts of one. */
+/* Items of one tensor are compared by rows and heads. Different tensors might be parts of one. */
 bool keys_touch(const ra_item &a, const ra_item &b) {
     const ra_tensor &s = a.dk_view, &t = b.dk_view;
     auto last = [](const ra_item &i) {

@@ -7,7 +7,7 @@
 
 namespace ra {
 
-/* All of it lives in registers, and no method is called: they are parts of one loop. */
+/* All of it lives in registers: the methods are inlined into one loop. */
 template <typename T, class S> struct Consumer {
     static constexpr int D = S::D, N = S::N, STAGES = S::STAGES, QUERIES = S::QUERIES;
     const TmaItem *items;
@@ -33,8 +33,8 @@ template <typename T, class S> struct Consumer {
 
     __device__ __forceinline__ static unsigned thread() { return S::TIGHT ? afresh(threadIdx.x) : threadIdx.x; }
     __device__ __forceinline__ static int lane() { return (int)(thread() & 31); }
-    /* Which 64 rows of tile number `works` are this warpgroup's. From tile to tile the order turns round: in causal attention
-     * later rows have more keys, and the same warpgroup would always be the last. */
+    /* Which 64 rows of tile number `works` are this warpgroup's. The order is reversed from tile to tile: in causal attention
+     * later rows have more keys, and the same warpgroup would always finish last. */
     __device__ __forceinline__ static int seat_of(uint32_t works) {
         const int wg = (int)(thread() / 128) - 1;
         return works & 1 ? S::WGS - 1 - wg : wg;
@@ -66,13 +66,13 @@ template <typename T, class S> struct Consumer {
         const Span span = bars.spans[slot_of<S::WORKS>(works)][seat_of(works)];
         int lo, hi;
         row_interval(job, work, min(work.row + warp_row(works) + (lane() & 15), work.rows - 1), &lo, &hi);
-        const int l = lane(); /* found only now: row_interval takes many registers */
+        const int l = lane(); /* read only now: row_interval takes many registers */
         __syncwarp();
         if (l < 16) share.range[l] = make_int2(lo - span.key, hi - span.key);
         if (l == 16) share.span = span;
         __syncwarp();
     }
-    /* hold: the memory of the queries becomes free only when the result that leaves through it has left. */
+    /* hold: the memory of the queries is free only after the result has been stored through it. */
     __device__ __forceinline__ void close(uint32_t works, bool hold) {
         __syncwarp();
         if (elected()) {
@@ -104,7 +104,7 @@ template <typename T, class S> struct Consumer {
     }
     __device__ __forceinline__ void free_queries() {
         if constexpr (S::THROUGH) {
-            const int held = uniform(share.held); /* so that what follows is no branch for single lanes */
+            const int held = uniform(share.held); /* so that the branch is uniform */
             if (held < 0) return;
             bulk_wait_read();
             __syncwarp();
@@ -164,7 +164,7 @@ template <typename T, class S> struct Consumer {
 
     /* ---------------------------------------------------------------------------------------------------------------- tiles */
 
-    /* A tile without work for this warpgroup: what it asks of it is soon done. */
+    /* A tile without keys for this warpgroup: only its barriers, and empty results, are left to do. */
     __device__ __forceinline__ void dismiss(uint32_t works) {
         const Work &work = work_of(works);
         free_queries();
@@ -188,7 +188,7 @@ template <typename T, class S> struct Consumer {
             dismiss(share.works);
         }
     }
-    /* The first key tile: its scores alone, and what weights are relative to. */
+    /* The first key tile: its scores, and the base of the weights. */
     __device__ __forceinline__ void begin(Softmax<N> &softmax, int left) {
         forget();
         pass_over(share.span.above);

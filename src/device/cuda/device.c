@@ -3,7 +3,7 @@
 #include "device/cuda/loader.h"
 #include "device/state.h"
 
-/* Work of a device runs on after the call, so that its workspace is its stream's until then. */
+/* Work may still run after the call, so its workspace belongs to its stream. */
 static const void *owner(const ra_queue *queue) {
     static const char default_stream;
     return queue->stream ? queue->stream : &default_stream;

@@ -29,7 +29,7 @@ ra_status find_device(Device *device, ra_cuda_error *error) {
     return RA_OK;
 }
 
-/* Once for each kernel and device that follow each other. */
+/* Only when kernel or device differ from the last call's. */
 ra_status raise_shared(const Variant *variant, const void *kernel, const Device &device, ra_cuda_error *error) {
     static thread_local struct {
         const void *kernel;
@@ -72,7 +72,7 @@ extern "C" ra_status ra_cuda_backend_probe(ra_cuda_device *device, ra_cuda_error
     return RA_OK;
 }
 
-/* An allocation is no work of any stream, so a capture need not object to it. */
+/* An allocation is no work of a stream: relaxed mode allows it during a capture. */
 extern "C" ra_status ra_cuda_backend_alloc(int64_t bytes, void **memory, ra_cuda_error *error) {
     *memory = nullptr;
     cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
@@ -151,6 +151,6 @@ extern "C" ra_status ra_cuda_backend_passed(void *event, bool *passed, ra_cuda_e
     const cudaError_t code = cudaEventQuery(static_cast<cudaEvent_t>(event));
     *passed = code == cudaSuccess;
     if (code != cudaErrorNotReady) RA_CUDA_TRY(error, code);
-    else cudaGetLastError(); /* "not yet" is no error that the program should find later */
+    else cudaGetLastError(); /* clears "not ready", which the program must not find as an error later */
     return RA_OK;
 }

@@ -52,8 +52,8 @@ struct Way {
     int64_t batch; /* entries of one launch */
 };
 
-/* About how long a step takes with a kernel, in any unit. Blocks and key tiles that stick out are paid for in full, and so are
- * processors that have nothing to do while others compute the last tiles; in causal attention small tiles fill such gaps. */
+/* About how long a step takes with a kernel, in any unit. Partial blocks and key tiles cost as much as full ones, and so do
+ * multiprocessors that idle while others compute the last tiles; in causal attention small tiles fill such gaps. */
 static double time_of(const ra_forward_step *step, const Variant &v, int processors) {
     double tiles = 0, keys = 0;
     for (int64_t i = 0; i < step->item_count; i++) {
@@ -192,7 +192,7 @@ static ra_status launch(const ra_forward_step *step, const Way &way, const Devic
 }
 
 /* The launches of some batch entries: items in order, as many as a job holds. Where an item might meet rows of an earlier one,
- * it waits for that within the launch; kernels that cannot do so take a new one. */
+ * it waits for that within the launch; a kernel that cannot wait takes a new launch. */
 static ra_status run_batch(const ra_forward_step *step, const Way &way, const Device &device, int64_t first, int64_t batch,
                            bool fill, TmaJob *tma, ra_cuda_error *error) {
     Job *job = &tma->job;
@@ -203,8 +203,8 @@ static ra_status run_batch(const ra_forward_step *step, const Way &way, const De
         const ra_item *item = &step->items[i];
         if (item->q.count == 0 || item->k.count == 0) continue;
         JobItem next = job_item(step->problem, item, batch, way.variant->rows);
-        /* The block that is not full comes first when causal, where it has the fewest keys. It lacks whole seats: TMA does not
-         * store a box that begins before the tensor and ends inside of it. */
+        /* When causal the partial block comes first, where it has the fewest keys. What it lacks is a multiple of 64 rows: TMA
+         * does not store a box that begins before the tensor and ends inside of it. */
         if (way.tma && job->last_first) next.lead = ((int32_t)next.blocks * way.variant->rows - next.q.count) / 64 * 64;
         for (int j = 0; j < job->item_count && !step->single; j++)
             if (rows_touch(job->items[j], next)) next.after |= 1u << j;

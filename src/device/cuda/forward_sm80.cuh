@@ -2,7 +2,7 @@
  * head dimension, any scale, dropout.
  *
  * A block of 4 warps computes one tile; a warp has MT x 16 query rows. q, k and v lie in shared memory in rows of PITCH
- * elements, with 16-byte pieces exchanged by row (piece ^ row % 8) so that ldmatrix meets no bank twice. One buffer each for k
+ * elements, with 16-byte pieces swizzled by row (piece ^ row % 8) so that ldmatrix has no bank conflicts. One buffer each for k
  * and v is enough: v(j) is fetched while q k(j)^T runs, k(j-1) while P v(j) runs.
  */
 #ifndef RA_KERNELS_CUDA_FORWARD_SM80_CUH

@@ -13,8 +13,8 @@
  * score of each row would cost as much as the exponentials, and is hardly ever needed: see Softmax.
  *
  * Between two tiles the tensor cores have little to do, so what a warp does there is kept short, and K and V are cut into
- * small tiles and many stages: a warpgroup that is there may then be some key tiles ahead of the others, which compute.
- * Wide results go to where the queries were, and from there to memory by TMA (Shape::THROUGH).
+ * small tiles and many stages: a warpgroup between tiles may then be some key tiles ahead of the others, which compute.
+ * Wide results go into the shared memory of their queries, and from there to global memory by TMA (Shape::THROUGH).
  *
  *     shared memory: | q: QUERIES x WGS x panels x 64 rows | k: STAGES x panels x N rows | v: the same | barriers, works |
  *     (a panel is 64 columns: rows of 128 bytes)
@@ -30,7 +30,7 @@ namespace ra {
 template <typename T, class S, class Parameter>
 __global__ void __launch_bounds__(S::THREADS, 1) forward_sm90(const __grid_constant__ Parameter tma) {
     const Job &job = job_of(tma);
-    extern __shared__ __align__(1024) unsigned char q[]; /* the swizzle counts in addresses: tiles start at multiples of 1024 */
+    extern __shared__ __align__(1024) unsigned char q[]; /* the swizzle is by address: tiles start at multiples of 1024 */
     unsigned char *k = q + S::QUERIES * S::WGS * S::Q_BYTES, *v = k + S::STAGES * S::KV_BYTES;
     auto &bars = *reinterpret_cast<Barriers<S> *>(v + S::STAGES * S::KV_BYTES);
 

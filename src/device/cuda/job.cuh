@@ -17,7 +17,7 @@ namespace ra {
 
 enum {
     JOB_ITEMS = 16,     /* of one launch; longer lists take more launches */
-    JOB_FEW = 3,        /* a launch of no more carries less, and starts sooner */
+    JOB_FEW = 3,        /* launches of at most this many items carry less, and start sooner */
     JOB_BATCH = 64,     /* batch entries of one launch, when there are key ranges */
     JOB_ROWS = 1 << 30, /* at most so many rows in a progression */
 };
@@ -37,8 +37,8 @@ struct JobItem {
     int32_t head_start, head_step; /* KV heads */
     uint32_t branch;
     uint32_t after; /* earlier items of the job that may meet the same rows of the state, as bits */
-    /* The first block begins so many rows before the first query row. It stands where it takes no room: with a larger item the
-     * compiler finds the thread's number again and again in the kernel of four warpgroups, which costs 2.5 %. */
+    /* The first block begins so many rows before the first query row. It fills a gap in the struct: with a larger one, the
+     * kernel of four warpgroups computes the thread's number again and again, which costs 2.5 %. */
     int32_t lead;
     JobRows q, k;
     ra_tensor k_view, v_view;
@@ -68,8 +68,8 @@ struct Job {
     JobItem items[JOB_ITEMS]; /* last, so that a kernel may be given fewer */
 };
 
-/* A tile, as the warps that compute it need it: what would take them chains of loads and products is worked out by the thread
- * that deals it. Query row a of the instance attends to the keys [lo, hi) of row_interval. */
+/* A tile, as the warps that compute it need it: the thread that deals it works out what would take them chains of loads and
+ * products. Query row a of the instance attends to the keys [lo, hi) of row_interval. */
 struct Work {
     int32_t item;      /* -1: no more work */
     int32_t row, rows; /* first query row a (perhaps before 0), and how many there are in the instance */
@@ -88,8 +88,8 @@ struct Work {
 
 #ifdef __CUDACC__
 
-/* floor(a / b), with 1 / b. Positions are below 2^51 (the host saw to it), so that doubles hold them and the guess is at most
- * one off. */
+/* floor(a / b), with 1 / b. Positions are below 2^51 (the host checks that), so doubles hold them and the guess is at most one
+ * off. */
 __device__ __forceinline__ int64_t floor_div(int64_t a, int64_t b, double inverse) {
     int64_t q = (int64_t)floor((double)a * inverse), r = a - q * b;
     return q - (r < 0) + (r >= b);
@@ -115,7 +115,7 @@ __device__ __forceinline__ void row_interval(const Job &job, const Work &work, i
 }
 
 /* Tile number `tile` < job.tiles, with blocks of `block` rows: item, instance, the block's first row, and where the instance's
- * query rows are. The order of what is found is what takes the fewest registers. */
+ * query rows are. This order of computing them takes the fewest registers. */
 __device__ __forceinline__ void find_instance(const Job &job, uint32_t tile, int block, Work *work) {
     int index = 0;
     uint32_t start = 0;

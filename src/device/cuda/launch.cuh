@@ -32,7 +32,7 @@ ra_status find_device(Device *device, ra_cuda_error *error);
 
 struct Variant;
 
-/* Lets blocks of a kernel have as much shared memory as it takes. */
+/* Raises the limit of shared memory to what a block of the kernel needs. */
 ra_status raise_shared(const Variant *variant, const void *kernel, const Device &device, ra_cuda_error *error);
 
 /* Is this the kernel that was asked for? */
@@ -65,8 +65,8 @@ int64_t rows_met(const ra_forward_step *step, bool *describable);
 
 /* --------------------------------------------------------------------------------------------------------------- kernels */
 
-/* How fast a kernel is beside the others for its head_dim, as measured (H200): what it computes in a given time, and how many
- * keys it could have computed between two tiles. */
+/* How fast a kernel is against the others for its head_dim, as measured (H200): its speed, and how many keys it could compute
+ * in the pause between two tiles. */
 struct Pace {
     float speed, pause;
 };
@@ -76,7 +76,7 @@ struct Variant {
     int dim, rows, keys; /* largest head_dim, query rows of a block, keys of a tile */
     int threads, shared;
     const void *kernel[2];                   /* bf16, f16; f32 in the first */
-    bool through = false;                    /* results leave by TMA, too */
+    bool through = false;                    /* results are stored by TMA, too */
     Pace pace = {1, 0};                      /* where there is a choice */
     const void *few[2] = {nullptr, nullptr}; /* the same for jobs of no more than JOB_FEW items, or NULL */
 };

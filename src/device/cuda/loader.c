@@ -166,7 +166,7 @@ ra_status ra_cuda_passed(void *event, bool *passed) {
     return told(backend.passed(event, passed, &failure));
 }
 
-/* Steps write every row of their items, so that of results only the others become zero, if there are any. */
+/* Steps write every row of their items, so only the other rows of results must become zero, if there are any. */
 static ra_status start_gradient(const ra_backward_rows *r, const ra_gradient *g) {
     const ra_used_rows all = {.modulus = 1};
     const int64_t size = (int64_t)ra_dtype_size(r->problem->dtype);

@@ -1,5 +1,5 @@
 /* Messages: rows between tensors and packed boxes, sums and states that are added up. Everything is read and written once, so
- * that memory sets the pace: a thread takes a vector at a time, as wide as all rows allow. */
+ * memory bandwidth is the limit: a thread takes a vector at a time, as wide as all rows allow. */
 #include "launch.cuh"
 
 #include <math.h>

@@ -1,4 +1,4 @@
-/* The instructions of Hopper and Ampere that CUDA C has no words for, one function each. */
+/* The instructions of Hopper and Ampere that CUDA C has no functions for, one function each. */
 #ifndef RA_KERNELS_CUDA_PTX_CUH
 #define RA_KERNELS_CUDA_PTX_CUH
 
@@ -17,7 +17,7 @@ template <typename A> struct Same<A, A> { static constexpr bool value = true; };
 
 __device__ __forceinline__ uint32_t shared_address(const void *p) { return static_cast<uint32_t>(__cvta_generic_to_shared(p)); }
 
-/* Hides from the compiler where a value comes from: it would keep what follows from it in registers that are not there. */
+/* Hides from the compiler where a value comes from: it would keep values derived from it in registers, and spill. */
 template <typename I> __device__ __forceinline__ I afresh(I x) {
     asm volatile("" : "+r"(x));
     return x;
@@ -96,7 +96,7 @@ __device__ __forceinline__ void tma_load(void *shared, const CUtensorMap *map, u
                  : "memory");
 }
 
-/* The same way back, by threads that say `mine`: a branch would cost more. What lies outside the tensor is not written. */
+/* The same back to the tensor, by threads with `mine` set: a branch would cost more. Outside the tensor nothing is written. */
 __device__ __forceinline__ void tma_store(bool mine, const CUtensorMap *map, const void *shared, int c0, int c1, int c2, int c3,
                                           int c4) {
     asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %7, 0;\n"

@@ -27,7 +27,7 @@ struct StateCall : RowsCall {
 struct ZeroCall : RowsCall {
     ra_tensor tensor;
     bool gaps;
-    float value = 0.f; /* or another number, instead of zeros */
+    float value = 0.f; /* written instead of zero */
 };
 struct DeltaCall : RowsCall {
     ra_tensor dout, out, dlse, delta;

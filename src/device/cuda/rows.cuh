@@ -1,5 +1,5 @@
-/* What a warp does with whole rows of the output: finish or fold a result, recompute a row the careful way, fill rows that
- * no item meets. */
+/* What a warp does with whole rows of the output: write a result or fold it into the state, recompute a row by the definition,
+ * fill rows that no item meets. */
 #ifndef RA_KERNELS_CUDA_ROWS_CUH
 #define RA_KERNELS_CUDA_ROWS_CUH
 
@@ -37,8 +37,8 @@ __device__ __forceinline__ Fold fold_state(float stored_m, float stored_l, float
     return f;
 }
 
-/* Are a row's scores beyond what weights relative to `base` (in units of log2) can show? A base rounds, from 2^25 on by more
- * than 1, and for the largest finite scores it is infinite. The row is recomputed in natural units, then. */
+/* Are a row's scores too large for weights relative to `base` (in units of log2)? From 2^25 on a base is rounded by more than
+ * 1, and for the largest finite scores it is infinite. Then the row is recomputed in natural units. */
 __device__ __forceinline__ bool outgrows_log2(float base, float l, bool has_keys) {
     return base > 33554432.f || (base < -33554432.f && base != -INFINITY) || (l == 0.f && has_keys);
 }
@@ -300,7 +300,7 @@ __device__ __forceinline__ uint32_t items_of_head(const Job &job, int head) {
     return __ballot_sync(~0u, inside);
 }
 
-/* Does one of these items meet query row `row`? The instances of an item do not interleave (the host saw to it). */
+/* Does one of these items meet query row `row`? The instances of an item do not interleave (the host checks that). */
 __device__ __forceinline__ bool row_is_met(const Job &job, uint32_t items, int row) {
 #pragma unroll 1
     for (; items; items &= items - 1) {
@@ -318,7 +318,7 @@ __device__ __forceinline__ bool row_is_met(const Job &job, uint32_t items, int r
 }
 
 /* out = 0 and lse = -inf in the rows that no item meets. Warp `warp` of `warps` takes its share, 32 rows of all heads at a
- * time, in step with the tiles: all at once, it would keep their loads waiting. Rows of vectors. zeros: shared memory, as many
+ * time, at the pace of the tiles: all at once would delay their loads. Rows of vectors. zeros: shared memory, as many
  * as a row has. */
 template <typename T>
 __device__ __forceinline__ void fill_holes(const Job &job, uint32_t warp, uint32_t warps, const void *zeros) {

@@ -18,12 +18,12 @@ template <int N> struct Softmax {
     /* Has every row of the warp met a key? */
     __device__ __forceinline__ bool settled() const { return __all_sync(~0u, fminf(base[0], base[1]) != -INFINITY); }
 
-    /* Raises base to the largest score where that has grown by more than 2^8. Returns whether any did: sums so far shrink. */
+    /* Raises base to the largest score where that has grown by more than 2^8. Returns whether any did: sums must shrink. */
     __device__ __forceinline__ bool raise(const float (&s)[N / 2], float scale_log2, float (&shrink)[2]) {
         bool moved = false;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float tops[4]; /* four chains: one would wait for itself */
+            float tops[4]; /* four independent chains, for latency */
 #pragma unroll
             for (int i = 0; i < 4; i++) tops[i] = s[4 * (i / 2) + 2 * r + i % 2];
 #pragma unroll

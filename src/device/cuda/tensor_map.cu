@@ -1,4 +1,4 @@
-/* Tensor maps, what is not worth inlining. */
+/* Tensor maps: what is not worth inlining. */
 #include "tensor_map.cuh"
 
 #include <cuda_runtime.h>

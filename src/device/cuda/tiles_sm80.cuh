@@ -1,5 +1,5 @@
-/* Tiles of rows in shared memory, as ldmatrix reads them: rows of PITCH elements, with 16-byte pieces exchanged by row (piece ^
- * row % 8) so that no bank is met twice. */
+/* Tiles of rows in shared memory, as ldmatrix reads them: rows of PITCH elements, with 16-byte pieces swizzled by row (piece ^
+ * row % 8) against bank conflicts. */
 #ifndef RA_DEVICE_CUDA_TILES_SM80_CUH
 #define RA_DEVICE_CUDA_TILES_SM80_CUH
 

@@ -25,7 +25,7 @@ struct TmaJob {
     Job job;
 };
 
-/* One of no more than JOB_FEW items, whose job ends behind them: a launch takes longer to start the more it carries. */
+/* The same for at most JOB_FEW items, with the job cut off behind them: the less a launch carries, the sooner it starts. */
 struct FewTmaJob {
     alignas(Job) unsigned char job[offsetof(Job, items) + JOB_FEW * sizeof(JobItem)];
     TmaItem items[JOB_FEW];
@@ -45,19 +45,19 @@ template <int D_, int N_, int WGS_, int STAGES_, bool DROPS_ = false> struct Sha
     static constexpr int QUERIES = 2 * WGS * Q_BYTES + 2 * STAGES * KV_BYTES <= 224 << 10 ? 2 : 1;
     static constexpr int SHARED = QUERIES * WGS * Q_BYTES + 2 * STAGES * KV_BYTES;
     static constexpr int WORKS = QUERIES == 2 && SHARED <= 222 << 10 ? 4 : 2; /* tiles that are known at a time */
-    /* Results leave through the memory of their queries, by TMA: where nobody waits for that memory, and where it saves more
-     * than it takes (a row of one panel is soon written). */
+    /* Results are stored by TMA through the shared memory of their queries: where nobody waits for that memory, and where it
+     * saves more than it costs (a row of one panel is quickly written). */
     static constexpr bool THROUGH = QUERIES == 2 && PANELS > 1;
-    /* Together no more than the launch's own, 65536 / THREADS rounded down to 8 each: what is missing would be waited for for
+    /* Together no more than the launch has, 65536 / THREADS each, rounded down to 8: setmaxnreg would wait for the rest for
      * ever. */
     static constexpr int PRODUCER_REGISTERS = WGS == 2 ? 40 : 32, CONSUMER_REGISTERS = WGS == 2 ? 232 : WGS == 3 ? 160 : 112;
     static_assert(PRODUCER_REGISTERS + WGS * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * (WGS + 1),
                   "more registers than a block has");
-    /* Accumulators and weights leave few registers: what is easily found again is not kept. */
+    /* Accumulators and weights leave few registers: what is easily recomputed is not kept. */
     static constexpr bool TIGHT = CONSUMER_REGISTERS - (D / 2 + N / 2 + N / 4) < 36;
 };
 
-/* What is computed of a tile for 64 of its rows, a seat: by one warpgroup, not always the same. */
+/* The keys to compute for one seat, 64 rows of a tile. A seat is one warpgroup's, not always the same one's. */
 struct alignas(16) Span {
     int keys;         /* how many, a multiple of N; -1: no more tiles */
     int above, below; /* of the block's key tiles, the first `above` and the last `below` are for other warpgroups */
@@ -69,7 +69,7 @@ struct Share {
     Span span;
     int2 range[16];         /* keys [x, y) of each of the warp's rows, counted from span.key */
     uint32_t works, q_turn; /* tiles done, and those of them with keys: there are no registers to spare for them */
-    int held;               /* queries whose memory the last result takes: which barrier tells that it is free; -1: none */
+    int held;               /* the barrier of the queries through whose memory the last result is stored; -1: none */
 };
 
 template <class S> struct Barriers {
@@ -96,8 +96,8 @@ __device__ __forceinline__ bool elected() {
     return yes != 0;
 }
 
-/* How many lanes of a warp arrive at a barrier for it. compute-sanitizer's racecheck does not see that the others were waited
- * for. */
+/* How many lanes of a warp arrive at a barrier on its behalf: one, but all for compute-sanitizer's racecheck, which does not
+ * see that the others were waited for. */
 #ifdef RA_RACECHECK
 constexpr int LANES = 32;
 #else
@@ -111,15 +111,15 @@ __device__ __forceinline__ int uniform(int x) { return __shfl_sync(~0u, x, 0); }
 template <int SLOTS> __device__ __forceinline__ int slot_of(uint32_t t) { return (int)(t % SLOTS); }
 template <int SLOTS> __device__ __forceinline__ uint32_t parity_of(uint32_t t) { return t / SLOTS & 1; }
 
-/* Items that may meet rows of earlier ones fold their results when all of those are there. Tiles are taken in order, so the
- * earliest that is not done waits for none. By a whole warp; `warps` tell of each tile. */
+/* Items that may meet rows of earlier ones fold their results only after those items are done. Tiles are taken in order, so the
+ * earliest that is not done waits for none. By a whole warp; `warps` warps report each tile. */
 __device__ __forceinline__ void await_items(const Job &job, int item, uint32_t warps) {
     const int lane = threadIdx.x & 31;
     if (job.items[item].after >> lane & 1) /* lane i waits for item i */
         while (load_acquire(&job.done[lane]) < job.items[lane].instances * job.items[lane].blocks * warps) __nanosleep(200);
     __syncwarp();
 }
-/* Not inline: it would take the loop's descriptors out of the uniform registers. */
+/* Not inline: that would push the loop's descriptors out of the uniform registers. */
 static __device__ __noinline__ void tell_done(const Job &job, int item) {
     __syncwarp();
     if ((threadIdx.x & 31) == 0) add_release(&job.done[item], 1);
@@ -153,7 +153,7 @@ template <class S> __device__ __forceinline__ void deal_tiles(const TmaItem *ite
         const int slot = slot_of<S::WORKS>(works);
         Work &work = bars.work[slot];
         mbarrier_wait(&bars.work_empty[slot], parity_of<S::WORKS>(works) ^ 1);
-        /* Tiles that are known ahead keep no consumer waiting; taken late, the last ones balance better. */
+        /* Tiles taken ahead keep no consumer waiting; but the last ones, taken late, balance better. */
         if (works >= 2 && __shfl_sync(~0u, tile, 0) + S::WORKS * blocks() >= job.tiles)
             mbarrier_wait(&bars.work_empty[slot_of<S::WORKS>(works - 2)], parity_of<S::WORKS>(works - 2));
         const bool any = __shfl_sync(~0u, tile, 0) < job.tiles;

@@ -40,7 +40,7 @@ template <int R> __device__ __forceinline__ void wgmma_settle(uint32_t (&a)[R]) 
 }
 
 /* ss: D = A*B + (keep ? D : 0), both K-major in shared memory. rs: D += A*B, A in registers, B MN-major in shared memory. tt:
- * as ss, both MN-major. Those called _begin keep nothing of D, and the compiler knows: D takes no registers before. */
+ * as ss, both MN-major. Those called _begin overwrite D, and the compiler knows it: D takes no registers before. */
 template <typename T, int N> struct Wgmma;
 
 /* The accumulators as a list of placeholders and as a list of operands with constraint c, for N/2 = 32, 40, ... of them. */

@@ -6,7 +6,7 @@
  *     element         how an element is stored
  *     FAMILY(name)    the type's name for a function
  *
- * Gives TILE_* and VEC_* (instructions, for which a test has its own), the sizes TILE, SUMS, SQUARE and STEP, which problems
+ * Gives TILE_* and VEC_* (instructions, which a test replaces), the sizes TILE, SUMS, SQUARE and STEP, which problems
  * are left to AVX-512 (left_to_avx512), powers of two, limbs of a vector, results (put_result), and rows and their packing
  * (take_*, pack_*).
  *
@@ -47,17 +47,17 @@ typedef struct tile_config {
     do {                                                                                                                       \
         tile_config config = {.palette = 1};                                                                                   \
         for (int i_ = 0; i_ < 8; i_++) config.bytes[i_] = 64, config.rows[i_] = 16;                                            \
-        __asm__ volatile("" ::"r"(&config) : "memory"); /* compilers believe that it takes 8 bytes */                          \
+        __asm__ volatile("" ::"r"(&config) : "memory"); /* compilers believe that it reads 8 bytes */                          \
         _tile_loadconfig(&config);                                                                                             \
     } while (0)
 #define TILES_OFF() _tile_release()
 #define TILE_ZERO(t) _tile_zero(t)
 #define TILE_LOAD(t, p, stride) _tile_loadd(t, p, (size_t)(stride))
-/* A load that leaves the first cache to others. */
+/* A load that bypasses L1, to leave it to others. */
 #define TILE_STREAM(t, p, stride) _tile_stream_loadd(t, p, (size_t)(stride))
 #define TILE_STORE(t, p, stride) _tile_stored(t, p, (size_t)(stride))
 #define TILE_DOT(c, a, b) _tile_dpbf16ps(c, a, b)
-/* Stands between two tile instructions where there is no work: see amx_products.inc.h. */
+/* Fills the gap between two tile instructions where there is no work: see amx_products.inc.h. */
 #define TILE_REST() __asm__ volatile(".rept 8\n\tnop\n\t.endr")
 /* 32 elements of bf16: those of low, then those of high. */
 #define VEC_TO_BF16(low, high) ((halves)_mm512_cvtne2ps_pbh(high, low))
@@ -76,10 +76,10 @@ typedef struct tile_config {
 /* x where `bits` says so, else -inf; and the largest element, -inf at least. */
 #define VEC_ONLY(bits, x) _mm512_mask_blend_ps((__mmask16)(bits), _mm512_set1_ps(-INFINITY), x)
 #define VEC_HIGHEST(x) _mm512_reduce_max_ps(x)
-/* A line that passes the caches by (core/stream.h), and what comes before another thread is told of it. */
+/* Stores a line past the caches (core/stream.h); and the fence before another thread is told of it. */
 #define VEC_STREAM(to, x) _mm512_stream_si512((__m512i *)(void *)(to), (__m512i)(x))
 #define RESULTS_END() _mm_sfence()
-/* Has any of the words that bit? */
+/* Is that bit set in any of the words? */
 #define VEC_ANY_HAS(x, bit) (_mm512_test_epi32_mask((__m512i)(x), _mm512_set1_epi32(bit)) != 0)
 #endif
 
@@ -112,7 +112,7 @@ INLINE bool left_to_avx512(const ra_problem *problem) {
     return (LIMBS > 1 && padding) || dim > MAX_DIM || problem->dropout > 0 || !(problem->scale > 0);
 }
 
-/* Keys that there is work for at a time: `most`, or what an item has, in whole units. */
+/* Keys to make room for: `most`, or fewer if the items have fewer, in whole units. */
 INLINE int64_t known_keys(const ra_problem *problem, int64_t unit, int64_t most) {
     return problem->keys > 0 ? ra_min(most, ra_ceil_div(problem->keys, unit) * unit) : most;
 }
@@ -142,8 +142,8 @@ INLINE vec power_of_two(vec x) {
 }
 
 /* The limbs of a vector: words whose upper halves are bf16, rounded to the nearest. Computed with integer instructions, since
- * tile products leave both of the processor's ports for these free. A NaN stays one only if it is the plain NaN: adding 0x8000
- * to a NaN of all ones gives 0. */
+ * tile products leave both ports for these free. Only the default NaN is sure to stay NaN: adding 0x8000 to a NaN of all ones
+ * gives 0. */
 typedef struct limbs {
     ivec limb[LIMBS];
 } limbs;
@@ -168,10 +168,10 @@ INLINE void store_pairs(uint16_t *to, limbs low, limbs high) {
 
 /* -------------------------------------------------------------------------------------------------------- results */
 
-enum { STREAMED = 1 << 19 }; /* elements of a result; a smaller one is better off in the caches, near its reader */
+enum { STREAMED = 1 << 19 }; /* elements of a result that bypasses the caches; a smaller one is better off near its reader */
 
-/* Do rows of a result that lie `stride` elements apart pass the caches by? Between others they are no stream that a processor
- * sees coming, and it would read every line to write it. */
+/* Do rows of a result that lie `stride` elements apart bypass the caches? Rows with others in between are no stream that the
+ * hardware recognises: it would read every line before writing it. */
 INLINE bool results_streamed(const ra_problem *problem, int64_t stride) {
     const int64_t dim = problem->head_dim;
     return stride > dim && ra_sat_mul(ra_sat_mul(problem->batch, problem->rows_q), problem->heads * dim) >= STREAMED;
@@ -209,8 +209,8 @@ INLINE element element_of(float x) { return x; }
 
 /* -------------------------------------------------------------------------------------------------------- packing */
 
-/* 32 rows of `width` elements, where they lie or in a copy: zeros stand for what is not there. A copy has one limb of all rows
- * after the other. */
+/* 32 rows of `width` elements, in place or in a copy; in a copy, missing ones are zeros. A copy has the first limb of all rows,
+ * then the next. */
 typedef struct rows32 {
     const uint16_t *data;
     int64_t stride;
@@ -244,7 +244,7 @@ static inline void copy_row(uint16_t *copy, int64_t i, const element *row, int64
         vec low = load_elements(from), high = load_elements(from + 16);
         for (int64_t limb = 0; limb < LIMBS; limb++) {
             uint16_t *to = copy + (limb * SQUARE + i) * width + d;
-            *(halves_any *)to = VEC_TO_BF16(low, high); /* whatever is no number stays so */
+            *(halves_any *)to = VEC_TO_BF16(low, high); /* NaN and infinities stay so */
             low -= widened(to);
             high -= widened(to + 16);
         }
@@ -266,8 +266,8 @@ INLINE void give_up_tiny(uint16_t *copy, int64_t width) {
     for (int64_t i = 0; !nothing && i < SQUARE; i++) copy[i * width] = 0x7fc0;
 }
 
-/* Rows i of `count` that are in [low, high): row i lies at data + i * stride. A copy is made only of limbs, if something is
- * missing, or if rows are not in whole words. */
+/* The rows i in [low, high): row i lies at data + i * stride. A copy is made only if there are several limbs, if something is
+ * missing, or if rows are not whole words. */
 INLINE rows32 take_rows(uint16_t *copy, const element *data, int64_t stride, int64_t low, int64_t high, int64_t dim) {
     const int64_t width = padded(dim);
 #if LIMBS == 1
@@ -297,7 +297,7 @@ INLINE rows32 take_queries(uint16_t *copy, const ra_slab *slab, const ra_tensor 
     return (rows32){copy, width};
 }
 
-/* Lets a row of a tensor come into the second cache: rows that lie apart are no stream that a processor sees coming. */
+/* Prefetches a row of a tensor into L2: rows that lie apart are no stream that the hardware recognises. */
 INLINE void fetch_row(const ra_tensor *tensor, int64_t at, int64_t dim) {
     const element *row = (const element *)tensor->data + at;
     for (int64_t d = 0; d < dim; d += 64 / (int64_t)sizeof(element)) __builtin_prefetch(row + d, 0, 2);

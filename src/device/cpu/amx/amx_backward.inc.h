@@ -12,9 +12,9 @@
  * are done dQ^T = K^T along(dS^T). The scale of the scores is put on dK and dQ at the end.
  *
  * The rows of a tile come in blocks. A chunk is 32 keys against all rows of a block. In a step the vector unit differentiates
- * one square, while the tile unit computes S^T and dP^T of the next square and works on dV and dK of the chunk before: as many
- * products as the square takes, wherever that is in the list of pieces (32 columns of dV or dK). While it computes dQ^T, which
- * needs Q and dO no more, the vector unit packs those of the next block in their place.
+ * one square, while the tile unit computes S^T and dP^T of the next square and works on dV and dK of the chunk before: a
+ * square's share of the products, wherever it begins in the list of pieces (32 columns of dV or dK). dQ^T no longer needs Q and
+ * dO, so while it is computed the vector unit packs those of the next block in their place.
  */
 #include "device/cpu/amx/amx_gradients.inc.h"
 #include "device/cpu/amx/amx_products.inc.h"
@@ -22,7 +22,7 @@
 #ifndef COLUMNS
 enum { COLUMNS = LIMBS == 1 ? 1024 : 512 }; /* keys of a tile at most */
 #endif
-enum { KEPT = 65536 }; /* elements of them at most: most of a tile's keys stays in the second cache */
+enum { KEPT = 65536 }; /* elements of keys of a tile at most: most of them stay in L2 */
 
 /* Keys of a tile. */
 INLINE int64_t most_keys(const ra_problem *problem) {
@@ -100,10 +100,10 @@ typedef struct backward_work {
     int32_t column;               /* of the first key */
     vec weights;                  /* what has been computed of the key, and not yet stored */
     limbs p_left, ds_left;       /* of its first 16 rows */
-    limbs near_left, near_right; /* slopes of the first key of the pair */
+    limbs near_left, near_right; /* dS of the first key of the pair */
 } backward_work;
 
-/* The first unit of an element computes its weight, the second its slope. */
+/* The first unit of an element computes its weight, the second its dS. */
 INLINE void differentiate(backward_work *w, int64_t unit, const bool masked) {
     const int64_t pair = unit / PAIR, far = unit / 4 % 2, half = unit / 2 % 2;
     const int64_t key = pair + 16 * far, i = 16 * half, at = key * 16 + half * 2 * SUMS;
@@ -139,7 +139,7 @@ static __attribute__((noinline, cold)) void differentiate_masked(backward_work w
 }
 
 INLINE void differentiate_unit(backward_work *w, int64_t unit) { differentiate(w, unit, false); }
-/* Weights and slopes of a chunk are 64 KB and more. */
+/* P and dS of a chunk are 64 KB and more: they stream past L1. */
 DEFINE_PRODUCT_WITH_WORK(multiply_and_differentiate, TILE_STREAM, backward_work, differentiate_unit)
 DEFINE_PRODUCT(multiply_alone, TILE_STREAM)
 
@@ -189,7 +189,7 @@ INLINE void add_gradients(tile_job *t, progress *g, const int64_t products, cons
         add_to_piece(t, g, GROUPS, depth, work, half, to);
         return;
     }
-    backward_work other = *work; /* its address goes to a function, so that of `work` need not, which stays in registers */
+    backward_work other = *work; /* a copy whose address may be taken: `work` itself stays in registers */
     for (int64_t done = 0, count; done < products && g->piece < 2 * depth; done += count) {
         count = ra_min(products - done, t->block.groups - g->group);
         add_to_piece(t, g, count, depth, &other, due_at(from, to, done, products), due_at(from, to, done + count, products));
@@ -275,7 +275,7 @@ static loading loading_of(tile_job *t) {
     return (loading){.t = t, .units = b->from < b->to ? 2 * b->groups * square_units(t) : 0};
 }
 
-/* Lets row i of the next square come near. */
+/* Prefetches row i of the next square. */
 INLINE void fetch_next(const loading *l, int64_t i) {
     const tile_job *t = l->t;
     const bool same = l->group + 1 < t->block.groups;
@@ -284,7 +284,7 @@ INLINE void fetch_next(const loading *l, int64_t i) {
     if (row < t->block.end) fetch_row(tensor, ra_slab_at(t->slab, tensor, row), t->slab->problem->head_dim);
 }
 
-/* A row of a copy, or all of a square. Zeros stand for those that meet nothing. */
+/* A row of a copy, or all of a square. Rows that meet nothing become zeros. */
 static void copy_unit(loading *l) {
     const tile_job *t = l->t;
     backward_space *f = t->f;

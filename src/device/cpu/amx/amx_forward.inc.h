@@ -6,14 +6,13 @@
  *       tile unit     S(0) | S(1)      | S(2) PV..  | S(3) PV..  |        S = Q across(K),   PV: acc += P along(V)
  *       vector unit        | P = 2^S(0)| P = 2^S(1) | P = 2^S(2) |
  *
- * In a step the tile unit computes the scores of the next one and adds the values of the block before to 32 columns of acc,
- * while the vector unit turns the scores of this one into weights. A block has as many keys as acc has columns (the head
- * dimension), so that every step has one such piece to add, and all of a step's data stays in the first cache: what streams
- * past is K and V.
+ * In each step the tile unit computes the scores of the next step and adds the values of the block before to 32 columns of acc,
+ * while the vector unit turns the scores of this step into weights. A block has as many keys as acc has columns (the head
+ * dimension), so that every step has one such piece to add, and all of a step's data stays in L1: only K and V stream past.
  *
  * Weights are powers of two: P = 2^(x - base), x = scale * log2(e) * q.k, with an integer base for every row. It is ROOM above
- * the first step's maximum and stays until two weights of a step come to 2: then they are done again with a new base, and the
- * row's sums are scaled by a power of two, which is exact.
+ * the first step's maximum, and stays until two weights of a step add up to 2: then they are computed again with a new base,
+ * and the row's sums are scaled by a power of two, which is exact.
  */
 #include "device/cpu/amx/amx_products.inc.h"
 #include "device/cpu/panels.h"
@@ -22,17 +21,17 @@ enum {
     STRIP = SQUARE,
     SUMMED = 131072, /* elements of acc of a tile at most (times `trade`) */
 };
-#ifndef QUERIES /* a test has less of each */
+#ifndef QUERIES /* a test sets smaller ones */
 enum {
     QUERIES = 2048,                       /* rows of a tile at most */
-    CHUNK = LIMBS == 1 ? 262144 : 65536, /* elements of K (and of V) that strips walk over in turn, in the second cache */
-    PANEL = 32768,    /* elements of K that one tile packs for others: so few that nobody waits long for them */
-    SHARED = 1 << 20, /* elements of K of a slab at most that are packed for all tiles: they stay in the third cache */
+    CHUNK = LIMBS == 1 ? 262144 : 65536, /* elements of K (and of V) that strips walk over in turn, in L2 */
+    PANEL = 32768,    /* elements of K that a tile packs for others at a time: few, so that nobody waits long */
+    SHARED = 1 << 20, /* elements of K of a slab at most that are packed once for all tiles: they stay in L3 */
 };
 #endif
 
 /* Are there too many keys to pack them once for all tiles? Then each tile packs them for its own rows. The more rows it has,
- * the more use a packing is: with bf16 it has twice as many, and half as many keys in a chunk, so that both fit the cache. */
+ * the more one packing serves: with bf16 a tile has twice as many, and a chunk half as many keys, so both fit the cache. */
 INLINE bool packs_alone(const ra_problem *problem) { return problem->keys > SHARED / padded(problem->head_dim); }
 INLINE int64_t trade(const ra_problem *problem) { return LIMBS == 1 && packs_alone(problem) ? 2 : 1; }
 
@@ -45,7 +44,7 @@ INLINE int64_t chunk_keys(const ra_problem *problem) {
     return ra_max(1, CHUNK / trade(problem) / width / width) * width;
 }
 
-#define ROOM 8          /* 2^-ROOM is the weight of a maximum: little, so that small values stay far from subnormal products */
+#define ROOM 8          /* 2^-ROOM is the weight of a maximum: not so small that products with small values are subnormal */
 #define HEAVY (1 << 30) /* the bit that floats have from 2 on */
 
 typedef struct forward_space {
@@ -87,11 +86,11 @@ INLINE float *acc_at(const forward_space *f, int64_t r, int64_t column, int64_t 
 
 /* ---------------------------------------------------------------------------------------------------------- strips */
 
-/* The keys of the next chunk, which come nearer while strips walk over this one. */
+/* The keys of the next chunk, prefetched while strips walk over this one. */
 typedef struct ahead {
     const ra_slab *slab;
     const uint16_t *k, *v;    /* of the slab's key 0, if they are packed; NULL: they are fetched from where they lie */
-    int64_t next, end, share; /* the key to fetch next, the end, how many a step */
+    int64_t next, end, share; /* the next key to prefetch, the end, and how many per step */
 } ahead;
 
 /* A strip on its way through the packed keys. */
@@ -135,8 +134,8 @@ INLINE uint32_t met_of(const forward_work *w, int64_t i) {
 /* The base of a row of which these are the highest scores so far, by lanes. */
 INLINE float base_above(const strip *t, vec scores) { return rintf(VEC_HIGHEST(scores) * t->scale) + ROOM; }
 
-/* A weight of row i is too heavy, or there is no base yet: takes a new one, and scales all that hangs on the old. acc still
- * lacks the block before, so it waits. */
+/* A weight of row i is too heavy, or there is no base yet: takes a new base, and rescales all that depends on the old one. acc
+ * is scaled later, since it still lacks the block before. */
 static void renew_base(const forward_work *w, int64_t i) {
     strip *t = w->t;
     forward_space *f = t->f;
@@ -147,7 +146,7 @@ static void renew_base(const forward_work *w, int64_t i) {
                 base = base_above(t, VEC_MAX(VEC_ONLY(met, load(s)), VEC_ONLY(met >> 16, load(s + 2 * SUMS))));
     if (!(base > old)) return;
     f->base[r] = base;
-    if (old == -INFINITY) return; /* nothing hangs on it */
+    if (old == -INFINITY) return; /* nothing depends on it */
     const vec shrink = VEC_SCALE(splat(1), splat(old - base));
     f->shrink[i] *= shrink[0];
     w->before[i] *= shrink;
@@ -161,7 +160,7 @@ static void renew_base(const forward_work *w, int64_t i) {
     t->shrunk = true;
 }
 
-/* The first bases of rows that meet all keys of step 0, whose scores are there. */
+/* The first bases, where every row meets all keys of step 0. Its scores are there. */
 static void first_bases(strip *t) {
     float *base = t->f->base + t->row;
     for (int64_t i = 0; i < STRIP; i++) {
@@ -181,8 +180,8 @@ INLINE vec weigh_met(const forward_work *w, int64_t i) {
     return p0 + p1;
 }
 
-/* Is one of the weights of a row, by their first limbs, 1 or more? Else no sum of two is heavy. (What is no number may pass:
- * its sum is none either, and the strip is given up.) */
+/* Is a weight of a row, by its first limb, 1 or more? If not, no sum of two is heavy. (A NaN may pass: then the row's sum is
+ * NaN, too, and the strip is given up.) */
 INLINE bool heavy_row(const uint16_t *weights) {
     return VEC_ANY_HAS((ivec)(*(const halves_any *)weights + (uint16_t)0x0080), (int32_t)0xc000c000);
 }
@@ -226,7 +225,7 @@ DEFINE_PRODUCT(multiply, TILE_LOAD)
     (t)->f->acc + (t)->row *SQUARE *(depth) + (piece)*4 * SUMS, (t)->f->p[(block)&1],                                          \
         (t)->f->v + ((t)->from + (block) * (depth) + (piece)) * (depth)*STEP, STEP, deep
 
-/* The rows of acc that are to be scaled: nothing is due to them now. (What a fresh acc holds will be overwritten.) */
+/* Scales the rows of acc that wait for it, now that no block is missing. (What a fresh acc holds will be overwritten.) */
 static void shrink_rows(strip *t) {
     const int64_t width = t->depth * SQUARE;
     for (int64_t i = 0; i < STRIP; i++) {
@@ -239,7 +238,7 @@ static void shrink_rows(strip *t) {
     t->shrunk = false;
 }
 
-/* Every step lets some of the next chunk's keys come nearer, and its share of the next strip's acc. */
+/* Every step prefetches some of the next chunk's keys, and its share of the next strip's acc. */
 INLINE void fetch_ahead(strip *t, int64_t step, int64_t depth) {
     ahead *a = t->ahead;
     const int64_t end = ra_min(a->next + a->share, a->end), size = LIMBS * depth * SQUARE;
@@ -349,8 +348,8 @@ static void forward_strip(forward_space *f, const ra_problem *problem, int64_t r
  *
  *     slot 1 | slot 0 | worker 0 | worker 1          slot: marks | K | V
  *
- * Slabs of one tile need none. Of other slabs the workers have a tile of one, two of each of the next and a tile of the last,
- * as long as they keep in step: hence the number of slots. */
+ * Slabs of one tile need none. Others have at least two tiles, dealt in order: workers that keep in step are in workers / 2 + 1
+ * slabs at most. Hence the number of slots. */
 typedef struct slots {
     int64_t count;
     int64_t keys, panels; /* of each */
@@ -370,11 +369,11 @@ static slots slots_of(const ra_problem *problem, int64_t workers) {
     return s;
 }
 
-/* How a tile comes by its packed keys. */
+/* How a tile gets its packed keys. */
 typedef struct packing {
     forward_space *f;
     const ra_slab *slab;
-    int64_t low, high; /* the keys that rows of the slab meet: the others stand as zeros, whichever tile packs them */
+    int64_t low, high; /* the keys that rows of the slab meet: the others are packed as zeros, by whichever tile */
     ra_slot *slot;     /* NULL: the tile packs for itself, chunk by chunk */
     uint16_t *k, *v;   /* the slot's */
 } packing;
@@ -415,7 +414,7 @@ static void pack_panel(void *arg, int64_t panel) {
     pack_keys(p, p->k + from * size, p->v + from * size, from, end);
 }
 
-/* Lets f->k and f->v begin with key `first`, and packs keys [from, last) if nobody else has. `end`: of the tile's keys. */
+/* Points f->k and f->v at key `first`, and packs keys [from, last) if nobody else has. `end`: of the tile's keys. */
 static void bring_chunk(packing *p, int64_t first, int64_t from, int64_t last, int64_t end) {
     forward_space *f = p->f;
     const int64_t width = padded(p->slab->problem->head_dim), size = LIMBS * width, keys = panel_keys(width);
@@ -484,7 +483,7 @@ static void load_queries(forward_space *f, const ra_forward_step *step, const ra
         f->base[i] = -INFINITY;
         f->begin[i] = low;
         f->end[i] = high;
-        /* What fills up the last strip meets what the last row meets, and goes nowhere. */
+        /* Rows that fill up the last strip meet what the last row meets; their results go nowhere. */
         const int64_t r = begin + ra_min(i, rows - 1);
         if (!alike) ra_slab_interval(slab, r, &f->begin[i], &f->end[i]);
     }
@@ -499,13 +498,13 @@ static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_s
                        int64_t rows) {
     const int64_t dim = slab->problem->head_dim, width = padded(dim);
     if (f->fresh[row / STRIP]) memset(f->acc + row * width, 0, (size_t)(STRIP * width) * sizeof(float));
-    /* What held the halves of a state is in the caches. */
+    /* Lines that held the halves of a state are in the caches. */
     const bool streamed = !step->halves && results_streamed(slab->problem, slab->q.row_step * step->out.row);
     bool finite = all_finite(f->acc + row * width, STRIP * width);
     for (int64_t i = row; i < row + rows; i++) {
         f->l[i] += (double)sum_of(f->all_sums[i]);
         finite &= isfinite(f->l[i]) && f->base[i] < INFINITY && !ra_vast(f->base[i]);
-        finite &= f->base[i] != -INFINITY || f->begin[i] >= f->end[i]; /* to base 2 there are fewer finite scores */
+        finite &= f->base[i] != -INFINITY || f->begin[i] >= f->end[i]; /* a finite score may be infinite to base 2 */
     }
     for (int64_t i = row; finite && i < row + rows; i++) {
         const int64_t r = begin + i;
@@ -579,7 +578,7 @@ ra_status FAMILY(forward)(const ra_forward_step *step) {
     for (int64_t i = 0; i < s.count; i++, at += s.bytes) ra_slot_clear((ra_slot *)(void *)at, s.panels);
     ra_forward_step behind = *step;
     behind.scratch = at;
-    /* One chunk of keys, which tiles share and which stays near: more rows do not make it cheaper. */
+    /* One chunk of keys, shared and in the cache: larger tiles would not make it cheaper. */
     const bool light = s.count > 0 && problem->keys <= chunk_keys(problem);
     const ra_forward_tiles tiles = {
         .tile = forward_tile, .rows = most_rows(problem), .unit = STRIP, .scratch = own_scratch(problem), .light = light};

@@ -11,7 +11,7 @@
 #include "device/cpu/amx/amx.inc.h"
 #include "device/cpu/dq_queue.h"
 
-#ifndef BLOCK /* a test has less of each, and of COLUMNS */
+#ifndef BLOCK /* a test sets smaller ones, and COLUMNS */
 enum {
     BLOCK = LIMBS < 3 ? 256 : 128, /* rows at a time */
     ROWS = 4096, /* of a tile at most: one packing of its keys serves them all, and their dK and dV are summed where they are */
@@ -23,15 +23,15 @@ INLINE int64_t tile_rows(const ra_problem *problem) { return LIMBS == 1 && padde
 
 /* ------------------------------------------------------------------------------------------------------------ rows */
 
-/* Where a row of a gradient goes: to its sum, unless that opens here and holds nothing yet; or, if it closes, with its sum to
- * the result. */
+/* Where a row of a gradient goes: it is added to its sum, or begins it (opens); with the last (closes), the sum goes to the
+ * result. */
 typedef struct gradient_row {
     bool opens, closes, streamed;
     ra_sums sum;
     element *result;
 } gradient_row;
 
-/* What comes to a sum, times a factor: rounded once, whatever the compiler thinks of it, since rows and tiles sum alike. */
+/* sum + x * factor, rounded once whatever the compiler prefers: rows and tiles must give the same bits. */
 INLINE vec plus_sum(vec x, float factor, bool opens, const float *sum) {
     return opens ? x * splat(factor) : VEC_FMA(x, splat(factor), load(sum));
 }
@@ -39,7 +39,7 @@ INLINE vec plus_sum(vec x, float factor, bool opens, const float *sum) {
 /* 16 columns of the row lie at `from`, the next 16 `step` further on. */
 INLINE void put_row(gradient_row to, const float *from, int64_t step, float factor, int64_t dim) {
     float joined[MAX_DIM], *sum = to.sum.whole ? to.sum.whole : joined;
-    const bool streamed = to.streamed && (to.opens || to.sum.whole); /* what held the halves is in the caches */
+    const bool streamed = to.streamed && (to.opens || to.sum.whole); /* lines that held halves are in the caches */
     if (!to.sum.whole && !to.opens) ra_sums_load(joined, to.sum, dim);
     int64_t d = 0;
     for (; d + 32 <= dim; d += 32, from += 2 * step) {
@@ -86,14 +86,14 @@ static void add_scaled(const ra_backward_step *step, const ra_slab *slab, ra_blo
     store_queries(dq, (float)step->problem->scale, step, slab, block);
 }
 
-/* One room for each block of a tile, and one more. A worker alone has no queue, and the sums of its rows in the other rooms. */
+/* One room for each block of a tile, and one more. A worker alone has no queue, and keeps its rows' sums in the others. */
 typedef struct dq_kept {
     ra_dq_queue queue;
     bool alone;    /* there is one worker */
     uint32_t sums; /* a bit for each block of the rows that are worked on: its sum is in a room */
 } dq_kept;
 
-/* As they are at first, behind themselves at `base`; with base NULL only tells how long all of it is. */
+/* Sets the queue up at `base`, with its rooms behind it; with base NULL only returns the size of all. */
 static int64_t dq_arrays(const ra_problem *problem, int workers, char *base, dq_kept *kept) {
     *kept = (dq_kept){.queue = {.add = add_scaled,
                                   .rooms = ra_cpu_tile_rows(problem, BLOCK, tile_rows(problem)) / BLOCK + 1,
@@ -123,7 +123,7 @@ static void add_alone(dq_kept *q, const ra_backward_step *step, const ra_slab *s
     q->sums &= ~bit;
 }
 
-/* The sums go to where others can add to them. `begin`: the first row. */
+/* Writes the sums to memory, where others can add to them. `begin`: the first row. */
 static void give_sums(dq_kept *q, const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end) {
     for (int64_t block = 0; begin < end; begin += BLOCK, block++)
         if (q->sums >> block & 1)

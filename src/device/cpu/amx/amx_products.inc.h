@@ -76,8 +76,8 @@ INLINE void add_tile(float *c, const float *partial) {
 INLINE int64_t due_at(int64_t from, int64_t to, int64_t part, int64_t parts) { return from + (to - from) * part / parts; }
 
 /* Loops over depth are unrolled where depth is a constant, so that the number of every unit is a constant as well. Clang
- * unrolls inner loops before outer ones, when their bounds are not known yet, so it cannot. Sanitizers would take minutes. */
-#ifdef UNROLL_STEPS /* a test has its own */
+ * cannot: it unrolls inner loops first, before their bounds are known. With sanitizers it would take minutes. */
+#ifdef UNROLL_STEPS /* set by a test */
 #elif defined __clang__ || defined __SANITIZE_ADDRESS__ || defined __SANITIZE_THREAD__
 #define UNROLL_STEPS false
 #else
@@ -244,12 +244,12 @@ enum { GAPS = 38, SMALL_GAPS = 32 };
 /* ------------------------------------------------------------------------------------------------------ the functions */
 
 /* C = A B, or C += A B with `add`, `depth` steps of 32 deep, each of which moves B by b_step elements; and units [from, to) of
- * work, which must not touch C, spread evenly over the gaps behind the tile instructions. A stays in the first cache, or
+ * work, which must not touch C, spread evenly over the gaps behind the tile instructions. A stays in L1, or
  * streams past it like B where a kernel has too much of A (load_a: TILE_LOAD or TILE_STREAM).
  *
- * Tiles and vectors are computed at the same time because a processor looks ahead some 500 instructions. Where the other thread
- * of its core is busy it looks ahead half as far; and a tile instruction takes half as long again if another one is among the 8
- * instructions before it. Hence work, or TILE_REST, behind every single one. */
+ * Tiles and vectors are computed at the same time because a CPU looks some 500 instructions ahead. If the other thread of its
+ * core is busy, it looks half as far; and a tile instruction takes half as long again if another one is among the 8
+ * instructions before it. Hence work, or TILE_REST, after every single one. */
 #define PRODUCT_ARGUMENTS(work_type)                                                                                           \
     debt *owed, float *c, const uint16_t *a, const uint16_t *b, int64_t b_step, int64_t depth, const bool add,                 \
         work_type *work, const int64_t from, const int64_t to
@@ -265,7 +265,7 @@ enum { GAPS = 38, SMALL_GAPS = 32 };
         (void)adds_, (void)partial_;                                                                                           \
     }
 
-/* A unit for products whose depth is not known: called where limbs are several, as there are too many gaps to write it out in
+/* A unit of work in products whose depth is not known. With several limbs it is a call: there are too many gaps to inline it in
  * each. */
 #if LIMBS == 1
 #define DEFINE_CALL(name, work_type, unit) INLINE void name##_call(work_type *work, int64_t i) { unit(work, i); }

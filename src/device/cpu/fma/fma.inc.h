@@ -17,9 +17,9 @@
  *       P = exp(S - m)       in place, with the row sums
  *       acc += P V           strip x D, in registers by 6 x PANEL; the sum over a block is formed before it is added
  *
- * The maximum m of a row is that of its first block, and stays: weights may exceed 1, and f32 bears that, until the sum of a
- * block passes 2^60. Then the strip is computed again with its true maximum. So no pass over the scores looks for a maximum as
- * a rule.
+ * The maximum m of a row is that of its first block, and stays: weights may exceed 1, which f32 has room for until the sum of a
+ * block passes 2^60. Then the strip is computed again with its true maximum. So as a rule no pass over the scores looks for a
+ * maximum.
  *
  * Backward. A tile is rows x keys:   S = Q K^T,  dP = dO V^T,  P = exp(S - lse),  dS = P (dP - delta),  then dQ += dS K for the
  * rows and, with the strips of P and dS read as columns, dV += P^T dO and dK += dS^T Q for the keys. Five products on one micro
@@ -27,10 +27,10 @@
  *
  * Scales are positive in here: queries are multiplied by the sign of the scale as they are read (exactly; by 0 if it is 0).
  *
- * Masked scores are replaced, never multiplied; but a weight of 0 times a NaN in a masked row is a NaN. Forward throws a result
- * away that is not finite, and has the strip computed by the scalar kernel, which touches no masked row. Backward, which adds
- * to sums of others, looks at Q, dO and K before, and leaves a tile with a NaN or an infinity in them to the scalar kernel. (V
- * is in no product with weights, and the others' faults reach only their own pairs.)
+ * Masked scores are replaced, never multiplied; but a weight of 0 times a NaN in a masked row is a NaN. Forward discards a
+ * result that is not finite, and leaves the strip to the scalar kernel, which touches no masked row. Backward adds to sums that
+ * it shares, so it checks Q, dO and K first, and leaves a tile with a NaN or an infinity in them to the scalar kernel. (V is in
+ * no product with weights, and a NaN in V, lse or delta reaches only its own pairs.)
  */
 #include <math.h>
 #include <string.h>

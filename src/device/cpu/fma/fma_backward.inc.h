@@ -5,7 +5,7 @@
  */
 #include "device/cpu/dq_queue.h"
 
-#ifndef BACK_KEYS /* a test has less of each */
+#ifndef BACK_KEYS /* a test sets smaller ones */
 enum {
     BACK_KEYS = 256, /* of a tile */
     BACK_ROWS = 288, /* that are loaded at a time */
@@ -14,7 +14,7 @@ enum {
 enum {
     BACK_TILE = 4 * BACK_ROWS,    /* rows of a tile: its keys are packed, and dk and dv stored, once for them all */
     BACK_STRIP = 48,              /* rows whose scores are held at a time */
-    BACK_DEPTH = 128,             /* keys that dQ is summed over at a time: a panel of them fits into the first cache */
+    BACK_DEPTH = 128,             /* keys that dQ is summed over at a time: a panel of them fits into L1 */
     BACK_SCORES = BACK_KEYS + 16, /* stride of a strip; the tail is for register tiles that stick out */
     BACK_KEPT = 12,               /* strips of dq whose turn has not come, at most */
 };
@@ -49,7 +49,7 @@ static void add_strip(const ra_backward_step *step, const ra_slab *slab, ra_bloc
         ra_sums_add(ra_sums_of_query(step, slab, r), dq, sign, dim);
 }
 
-/* As they are at first, behind themselves at `base`; with base NULL only tells how long all of it is. */
+/* Sets the queue up at `base`, with its rooms behind it; with base NULL only returns the size of all. */
 static int64_t dq_arrays(const ra_problem *problem, int workers, char *base, ra_dq_queue *queue) {
     *queue = (ra_dq_queue){.add = add_strip,
                            .rooms = workers == 1 ? 1 : BACK_KEPT + 1,
@@ -176,7 +176,7 @@ static void backward_rows(ra_dq_queue *queue, const ra_backward_step *step, cons
     }
 }
 
-/* What is not finite is left to the scalar kernel, whose scratch is the same: so what is there goes to its place before. */
+/* What is not finite is left to the scalar kernel, which uses the same scratch: what is in it is added to the sums before. */
 static void backward_tile(const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end, int64_t first,
                           int64_t last, void *scratch) {
     ra_dq_queue *queue = scratch;

@@ -18,7 +18,7 @@ enum {
     FEW_KEYS = 1024, /* of a part at least */
     FEW_PARTS = 32,  /* at most */
     FEW_SLOTS = 64,
-    FEW_ALONE = 1 << 17, /* products of query and key elements: done before another thread has woken up */
+    FEW_ALONE = 1 << 17, /* products of query and key elements that are computed before another thread would wake up */
 };
 
 typedef struct few_state {
@@ -83,8 +83,8 @@ static int64_t few_scratch(const ra_problem *problem, int workers) {
     return few_slots(problem, NULL, NULL) + workers * few_worker_bytes(problem);
 }
 
-/* Rows of up to LANES keys from c on: where they lie, or converted. Rows that are missing are the last again. The next rows are
- * asked for, since those of one head may lie too far apart for the processor to guess. */
+/* Rows of up to LANES keys from c on: where they lie, or converted. Missing rows repeat the last. The next rows are
+ * prefetched, since those of one head may lie too far apart for the hardware to foresee. */
 INLINE void few_load(const float *rows[LANES], float *staged, const ra_slab *slab, const ra_tensor *view, int64_t c,
                      int64_t count, int64_t left) {
     const ra_dtype dtype = slab->problem->dtype;
@@ -113,7 +113,7 @@ static void few_turn(float *turned, const float *const keys[LANES], int64_t widt
 }
 
 /* The scores of a row against LANES keys, one in each lane: summed in the order of scores() in fma_products.inc.h, so that
- * backward finds the bits of forward. Where a row has one key, its weight is 1 only then. */
+ * backward finds the same bits as forward. Only then is the weight of a row's only key exactly 1. */
 static vec few_dots(const float *q, const float *turned, int64_t dim) {
     const int64_t part = dim > 128 ? 64 : dim;
     vec all = splat(0);
@@ -170,7 +170,7 @@ INLINE void few_add(float *restrict sum, const float *p, const float *const valu
         store(sum + d, even + odd);
     }
 }
-/* The same for those in [from, to): a weight of 0 is not enough where a value may be no number. */
+/* The same for those in [from, to) alone: a weight of 0 is not enough where a value may be NaN. */
 static void few_add_some(float *restrict sum, const float *p, const float *const values[LANES], int64_t from, int64_t to,
                          int64_t width) {
     for (int64_t j = from; j < to; j++)

@@ -42,7 +42,7 @@ static void renew_maxima(forward_space *f, int64_t row, int64_t rows, const span
         vec high = splat(-INFINITY);
         for (int64_t c = k->from; c < k->to; c += LANES) high = VEC_MAX(high, load(f->s + i * SCORES + c));
         const float old = f->m[row + i], max = max_of(high) * scale;
-        if (!(max > old + 8)) continue; /* also when there is no score but -inf */
+        if (!(max > old + 8)) continue; /* also if all scores are -inf */
         const float shrink = expf(old - max);
         for (int64_t d = 0; d < width; d++) f->acc[(row + i) * width + d] *= shrink;
         f->sums[row + i] *= splat(shrink);
@@ -51,8 +51,8 @@ static void renew_maxima(forward_space *f, int64_t row, int64_t rows, const span
     }
 }
 
-/* s = exp(s * scale - m) in place, with the sums by lanes. False if a sum is too large, is no number, or is negative, as exp_of
- * may be far beyond its range. */
+/* s = exp(s * scale - m) in place, with the sums by lanes. False if a sum is too large, NaN, or negative, which exp_of may be
+ * far beyond its range. */
 static bool weigh(forward_space *f, int64_t row, int64_t rows, const span_of_keys *k, float scale) {
     vec total = splat(0);
     for (int64_t i = 0; i < rows; i++) {

@@ -2,7 +2,7 @@
 #include <arm_neon.h>
 
 #ifndef __clang__
-#pragma GCC optimize("no-schedule-insns") /* it moves loads up until the sums of a register tile spill */
+#pragma GCC optimize("no-schedule-insns") /* it hoists loads until the sums of a register tile spill */
 #endif
 
 #define LANES 4

@@ -92,7 +92,7 @@ typedef struct span_of_keys {
     bool whole;
 } span_of_keys;
 
-/* begins and ends: the rows' intervals, which move up from row to row, but for rows that are empty on purpose. */
+/* begins and ends: the rows' intervals, which move up from row to row, except those of rows that were made empty. */
 static span_of_keys keys_of(const int64_t *begins, const int64_t *ends, int64_t rows, int64_t first, int64_t last) {
     span_of_keys k = {.begin = last, .end = first};
     for (int64_t i = 0; i < rows; i++) {

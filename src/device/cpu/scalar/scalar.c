@@ -63,7 +63,7 @@ void ra_scalar_backward_tile(const ra_backward_step *step, const ra_slab *slab, 
     ra_backward_tile *tile = step->problem->dtype == RA_F64 ? f64_backward_tile : f32_backward_tile;
     ra_turn held = {.before = slab->turn ? slab->turn->before : NULL};
     ra_slab part = *slab;
-    part.turn = &held; /* rows are passed on with the last keys */
+    part.turn = &held; /* rows are passed on only with the last keys */
     for (; last - first > KEYS; first += KEYS) tile(step, &part, begin, end, first, first + KEYS, scratch);
     tile(step, slab, begin, end, first, last, scratch);
 }

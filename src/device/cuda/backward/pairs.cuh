@@ -7,7 +7,7 @@
 
 namespace ra {
 
-/* What is known of a query row before its keys are met. Where lse is -inf nothing flows through the row: it has no keys. */
+/* What is known of a query row before its keys are met. Where lse is -inf the row has no keys, and its gradient is zero. */
 struct QueryRow {
     int lo, hi; /* its keys */
     float lse, delta;

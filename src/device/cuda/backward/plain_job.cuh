@@ -1,6 +1,6 @@
-/* One launch of a backward kernel. Its tiles are blocks of query rows, of which a thread block makes dq, or blocks of keys, of
- * which it makes dk and dv: every row of a gradient belongs to one thread block, which sums it in an order of its own, so that
- * the same call gives the same bits and nobody waits for anybody. */
+/* One launch of a backward kernel. A tile is a block of query rows, for which a thread block computes dq, or a block of keys,
+ * for which it computes dk and dv. Every row of a gradient belongs to one thread block, which sums it in a fixed order: the
+ * same call gives the same bits, and nobody waits for anybody. */
 #ifndef RA_DEVICE_CUDA_BACKWARD_PLAIN_JOB_CUH
 #define RA_DEVICE_CUDA_BACKWARD_PLAIN_JOB_CUH
 
@@ -32,8 +32,8 @@ struct KeyWork : Work {
 
 __device__ __forceinline__ bool is_wanted(const BackwardJob &backward) { return !backward.only_if || *backward.only_if; }
 
-/* The first query row of which the interval's end (or, if not `end`, its begin) is beyond key c. Neither ever falls from row to
- * row, so that halving finds it. */
+/* The first query row whose interval ends (or, if not `end`, begins) beyond key c. Neither end ever falls from row to row, so
+ * bisection finds it. */
 __device__ __forceinline__ int first_row_beyond(const Job &job, const Work &work, int c, bool end) {
     int below = 0, above = work.rows;
     while (below < above) {

@@ -14,7 +14,7 @@
  *
  * dQ comes one block late, so that the warpgroups need not meet in every block. It goes to shared memory and from there, by
  * bulk reductions, to sums in global memory, in a fixed order: a tile adds to a block of query rows when its turn has come. The
- * first stores instead; the last takes what is there, converts the sum and writes the result. Sums lie as the warps hold them.
+ * first tile stores instead; the last adds what is there, converts the sum and writes the result. Sums lie as warps hold them.
  *
  * Of the producer's warps the first takes tiles and loads by TMA, the second fetches lse and delta, the others add dQ.
  *
@@ -49,7 +49,7 @@ struct BackRows {
     int64_t dq, dq_step; /* elements to its first row of the result, and from row to row */
 };
 
-enum { BACK_ROWS = 8 }; /* blocks of query rows that are remembered: more than loads run ahead of sums */
+enum { BACK_ROWS = 8 }; /* blocks of query rows that are remembered: loads are never so far ahead of sums */
 
 template <class S> struct BackBarriers {
     uint64_t q_full[S::STAGES], q_empty[S::STAGES], dout_full[S::STAGES], dout_empty[S::STAGES], rows_full[S::STAGES];
@@ -327,8 +327,8 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
     const auto warp = [] { return (int)(threadIdx.x / 32 & 3); };
     const auto lane = [] { return (int)(threadIdx.x & 31); };
     const auto own = [] { return (int)(threadIdx.x / 32) - 4; }; /* this warp's number */
-    /* Descriptors and addresses of what lies in shared memory, found anew where they are needed: there are no registers to keep
-     * them in. */
+    /* Descriptors and addresses of what lies in shared memory, computed anew where they are needed: there are no registers to
+     * keep them in. */
     const auto at = [&](const unsigned char *memory, int wg_bytes = 0, int panel_bytes = 0) {
         return wgmma_descriptor(memory, (uint32_t)panel_bytes) + (uint32_t)(wg() * wg_bytes >> 4);
     };
@@ -348,8 +348,8 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
     auto release = [&](uint64_t *bar) {
         if (LANES == 32 || elected()) mbarrier_arrive(bar);
     };
-    /* Pairs that are not attended to get weight zero; the first query row of the block is `first`. (Where dP is not finite dS
-     * becomes a NaN of it, which is found in the results.) */
+    /* Pairs that are not attended to get weight zero; the first query row of the block is `first`. (Where dP is not finite, dS
+     * becomes NaN, which is found in the results.) */
     auto mask_rows = [&](float (&x)[QUERIES / 2], int first) {
         const int2 *range = &bars.ranges[own()][lane() / 4];
         const int column = first + (lane() & 3) * 2;
@@ -534,7 +534,7 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
 
 template <typename T, class S>
 __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_constant__ BackTmaJob back) {
-    extern __shared__ __align__(1024) unsigned char k[]; /* the swizzle counts in addresses: tiles start at multiples of 1024 */
+    extern __shared__ __align__(1024) unsigned char k[]; /* the swizzle is by address: tiles start at multiples of 1024 */
     unsigned char *v = k + S::KV_BYTES, *q = v + S::KV_BYTES, *dout = q + S::STAGES * S::Q_BYTES,
                   *ds = dout + S::STAGES * S::Q_BYTES, *dq = ds + 2 * S::DS_BYTES;
     auto &bars = *reinterpret_cast<BackBarriers<S> *>(dq + 2 * S::DQ_BYTES);

@@ -74,7 +74,7 @@ static void start(const ra_backward_step *step, int64_t blocks, BackTmaJob *back
     back->sums = reinterpret_cast<float *>(scratch + SCRATCH_TURNS + turns_bytes(blocks));
 }
 
-/* So many instances take turns that the tile before has a start of three blocks of queries when all processors are busy. */
+/* So many instances alternate that the tile before has a head start of three blocks of queries when the GPU is full. */
 static uint32_t section_of(const JobItem &item, uint32_t walk, int processors) {
     return (uint32_t)ra_max(1, ra_min((int64_t)item.instances, ra_ceil_div(3 * (int64_t)processors, walk)));
 }

@@ -8,7 +8,7 @@
  *     causal     keys from last to first: a tile begins at its diagonal, two blocks of queries behind the tile before it
  *     otherwise  keys from first to last
  *
- * Tiles of `section` instances take turns, so that the tile before has a head start. A tile waits only for tiles that were
+ * Tiles of `section` instances alternate, so that the tile before has a head start. A tile waits only for tiles that were
  * dealt before it: the earliest one that runs waits for none, however few blocks are resident.
  */
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_JOB_CUH

@@ -13,9 +13,9 @@ extern const Variant backward_queries_d64, backward_queries_d128, backward_queri
 extern const Variant backward_keys_f32_d64, backward_keys_f32_d128, backward_keys_f32_d256;
 extern const Variant backward_queries_f32_d64, backward_queries_f32_d128, backward_queries_f32_d256;
 
-/* Hopper's. NULL, or why it does not compute the problem; the scratch that it needs for it; and its launch. False: the step is
- * beyond it. *doubt: where the device will find, once it has run, whether a result is not finite; then the general kernels are
- * to compute all of them again, since a masked row may have got into it. */
+/* Hopper's: NULL, or why it does not compute the problem; the scratch that it needs; and its launch (false: it does not take
+ * the step). *doubt: a word on the device that is not 0, once the kernel has run, if a result is not finite. Then the general
+ * kernels compute all of them again, since a masked row may have got into it. */
 const char *beyond_sm90_backward(const ra_problem *p, const Device &device);
 int64_t scratch_sm90_backward(const ra_problem *p);
 bool launch_sm90_backward(const ra_backward_step *step, const Device &device, const uint32_t **doubt, ra_status *status,

@@ -1,6 +1,6 @@
-/* MPI's beginning and end, where they are ours. MPI_Init waits without limit for every process that the launcher has
- * started, and MPI_Finalize belongs to the thread that called it; so both are done by a thread of their own, and others wait
- * as long as they like. */
+/* MPI_Init and MPI_Finalize, where they are ours to call. MPI_Init waits without limit for every process that the launcher has
+ * started, and MPI_Finalize must be called by the same thread; so a thread of its own calls both, and others wait for it as
+ * long as they like. */
 #ifndef RA_TRANSPORT_MPI_LIFE_H
 #define RA_TRANSPORT_MPI_LIFE_H
 

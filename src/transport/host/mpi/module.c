@@ -88,15 +88,15 @@ static ra_status mpi_failed(const ra_mpi_host *host, int error, const char *what
     return host->fail(class == MPI_ERR_TRUNCATE ? RA_PROTOCOL : RA_PEER_LOST, text);
 }
 
-/* True once MPI is over, or ends, by whomever: nothing may be called any more. */
+/* True once MPI is finalized, or being finalized, by whomever: nothing may be called any more. */
 static bool mpi_is_over(void) {
     int over = 0;
     if (!atomic_load(&closing)) MPI_Finalized(&over);
     return over != 0 || atomic_load(&closing);
 }
 
-/* Between two looks at something that is not there yet: gives way, and when it takes long sleeps a little. MPI moves bytes only
- * while somebody looks, so whoever has seen progress begins again. `since` is when that was. */
+/* Between two looks at something that is not there yet: yields, and sleeps a little if it takes long. MPI moves bytes only
+ * while somebody looks, so progress starts the count anew: `since` is the time of the last. */
 static void relax(double since) {
     double waited = ra_seconds() - since;
     if (waited < 0.002) sched_yield();
