@@ -41,7 +41,7 @@ static void print_common(const settings *s, const ra_attention_desc *desc, int r
     printf("[%lld, %lld, %lld, %lld] %s, %s pairs, kernel %s, %d thread%s a rank\n", (long long)desc->batch,
            (long long)desc->seq_q, (long long)desc->heads, (long long)desc->head_dim, ra_dtype_name(desc->dtype),
            show_count(pairs), m->kernel, m->threads, m->threads == 1 ? "" : "s");
-    if (m->path[0]) printf("path %s of the device\n", m->path);
+    if (m->path[0]) printf("kernel on the GPU: %s\n", m->path);
     printf("ring of %d, %s", ranks, option_word(OPT_LAYOUT, 1 + (int)desc->layout));
     printf(", %s (%s)\n", option_word(OPT_SCHEDULE, (int)m->schedule), m->reason);
     if (s->given[OPT_RANK]) printf("rank %lld alone; what its peers would send is generated\n", (long long)s->rank);

@@ -105,7 +105,7 @@ ra_status command_draw(const settings *s, bool *check_failed) {
     (void)check_failed;
     description d;
     if (s->ring_size > LONGEST)
-        return ra_fail(RA_INVALID, "draw is for short sequences, and more ranks than rows hold nothing: --ring-size at most %d",
+        return ra_fail(RA_INVALID, "--ring-size is %lld; draw takes at most %d ranks, one a row", (long long)s->ring_size,
                        LONGEST);
     static settings ring; /* a picture of hops: so short a sequence would be gathered otherwise */
     ring = *s;

@@ -98,7 +98,7 @@ mutate "dropout draws from the neighbouring word" src/device/cpu/dropout.h 'word
     'words[(lattice - 4 * quad + i) ^ 1]'
 mutate "of a group of query heads one alone counts as used" src/geometry/used.c 'places = neighbours ? 1 : group;' 'places = 1;'
 mutate "the gradients of unused rows stay as they were" src/device/cpu/rows.c \
-    'if (job->gaps) memset(job->streamed ? image : out, 0, (size_t)bytes);' ''
+    'if (job->gaps) memset(by_image ? image : out, 0, (size_t)bytes);' ''
 mutate "branches that share a head share the sums of their rows" src/geometry/used.c \
     'modulus = ra_gcd(modulus, sets[i].rows.start - sets[j].rows.start);' ';'
 

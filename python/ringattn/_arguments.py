@@ -33,7 +33,7 @@ def checked_shapes(
         warn_once(
             ("heads first",),
             f"query has shape {tuple(query)}, which is read as [batch, rows, heads, head dim]: {rows} rows of {heads} heads. "
-            f"Is it [batch, heads, rows, head dim]? ringattn.sdpa takes that, and query.swapaxes(1, 2) turns it",
+            f"Is it [batch, heads, rows, head dim]? ringattn.sdpa takes that; or pass query.swapaxes(1, 2)",
         )
     return batch, rows, heads, dim, keys, kv_heads
 

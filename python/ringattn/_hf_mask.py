@@ -102,7 +102,7 @@ def _keys(q_length: int, kv_length: int, first: int, left: int, right: int) -> i
     if right == 0 and 0 <= first and first + q_length < kv_length:
         return first + q_length
     raise ValueError(
-        f"{q_length} queries begin at place {first} of {kv_length} keys; ringattn needs the last query to meet the last key"
+        f"the last query is at position {first + q_length - 1} of {kv_length} keys; ringattn needs it at the last key"
     )
 
 

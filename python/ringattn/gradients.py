@@ -86,8 +86,8 @@ def inputs_are_full(module: nn.Module) -> bool:
     kinds = {part.inputs for part in module.modules() if isinstance(part, RingDilatedAttention)}
     if kinds == {"full", "shard"}:
         raise ValueError(
-            'some attention modules have inputs="full" and others inputs="shard": the gradients of the first are whole, those '
-            "of the others parts of a sum, and weights between them neither"
+            'some attention modules of this model have inputs="full" and others inputs="shard"; sync_gradients needs the same '
+            "in all of them"
         )
     return kinds == {"full"}
 

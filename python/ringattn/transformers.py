@@ -103,7 +103,7 @@ def _mask_function(layout: str, group: Any) -> Callable[..., torch.Tensor]:
         **others: Any,
     ) -> torch.Tensor:
         if use_vmap:
-            raise ValueError(f"{NOT_SUPPORTED}: it adds a function of its own")
+            raise ValueError(f"{NOT_SUPPORTED}: this one is combined with another function")
         if isinstance(q_length, torch.Tensor):  # before transformers 5 the positions of the queries came in its place
             cache_position, q_length = q_length, None
         if cache_position is not None:
@@ -176,7 +176,7 @@ def _attention_function(base: Settings, group: Any) -> Callable[..., Any]:
         if attention_mask is None:
             if _dist.place_of(group) is not None:
                 raise ValueError(
-                    "this model makes no mask of its own, which register(group=...) needs to learn all ranks' lengths"
+                    "this model passes no mask to attention, and register(group=...) needs one to learn the lengths on all ranks"
                 )
             causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
             window = base.window

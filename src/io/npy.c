@@ -66,7 +66,7 @@ static ra_status take_dimension(cursor *c, int64_t *dim) {
         return ra_fail(RA_IO, "the shape in its .npy header %s",
                        negative ? "has a negative dimension" : "is not a tuple of integers such as (2, 3)");
     }
-    if (*first == '0' && *dim > 0) return ra_fail(RA_IO, "the shape in its .npy header has a dimension with zeros in front");
+    if (*first == '0' && *dim > 0) return ra_fail(RA_IO, "the shape in its .npy header has a dimension with leading zeros");
     if (c->python2 && c->at < c->end && *c->at == 'L') c->at++;
     return RA_OK;
 }

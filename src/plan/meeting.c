@@ -86,7 +86,7 @@ ra_status ra_plan_meeting(const ra_attention_desc *desc, int ranks, int64_t quer
                           ra_meeting *meeting) {
     if (!meeting) return ra_fail(RA_INVALID, "meeting is NULL");
     if (meeting->struct_size < sizeof *meeting)
-        return ra_fail(RA_INVALID, "meeting has struct_size %u, this library knows %zu", meeting->struct_size, sizeof *meeting);
+        return ra_fail(RA_INVALID, "meeting has struct_size %u; sizeof is %zu here", meeting->struct_size, sizeof *meeting);
     if (ranks < 1 || ranks > RA_MAX_RANKS)
         return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
     ra_arena arena = {0};
@@ -96,7 +96,7 @@ ra_status ra_plan_meeting(const ra_attention_desc *desc, int ranks, int64_t quer
     ra_status status = ra_config_create(&arena, desc, &config);
     if (status == RA_OK &&
         (query < 0 || query >= config.seq_q || key < 0 || key >= config.seq_k || head < 0 || head >= config.heads))
-        status = ra_fail(RA_INVALID, "there is no query %lld, key %lld or head %lld", (long long)query, (long long)key,
+        status = ra_fail(RA_INVALID, "query %lld, key %lld or head %lld is out of range", (long long)query, (long long)key,
                          (long long)head);
     if (status == RA_OK) status = ra_choose(&config, ranks, &choice);
     /* With replicated queries every rank has the query, and it meets the key where the key is. */

@@ -1,6 +1,6 @@
 /* What a rank does and needs, in numbers. */
-#ifndef RA_RING_SUMMARY_H
-#define RA_RING_SUMMARY_H
+#ifndef RA_PLAN_SUMMARY_H
+#define RA_PLAN_SUMMARY_H
 
 #include "plan/plan.h"
 

@@ -106,7 +106,7 @@ static ra_status check_arguments(const ra_config *c, const argument *args, int c
             return ra_fail(RA_INVALID, "%s is not aligned to its elements of %" PRId64 " bytes", args[i].name, args[i].size);
         uintptr_t low, high;
         if (args[i].tensor->data && !extent(c, &args[i], &low, &high))
-            return ra_fail(RA_INVALID, "the strides of %s reach beyond any memory", args[i].name);
+            return ra_fail(RA_INVALID, "the strides of %s are so large that addresses overflow", args[i].name);
         if (args[i].tensor->data && args[i].output) RA_TRY(check_output(c, &args[i]));
     }
     for (int i = 0; i < count; i++) /* an output shares memory with nothing else */

@@ -60,8 +60,8 @@ static ra_status copy_noticed(ra_call *call, ra_parcel *parcel) {
         return ra_fail(RA_INVALID, "ranks %d and %d of this process use the same stream, and each needs one of its own",
                        (int)ra_min(parcel->peer, call->comm->rank), (int)ra_max(parcel->peer, call->comm->rank));
     if (told.bytes != parcel->payload)
-        return ra_fail(RA_PROTOCOL, "rank %d gives notice of %" PRId64 " bytes instead of %" PRId64, parcel->peer, told.bytes,
-                       parcel->payload);
+        return ra_fail(RA_PROTOCOL, "rank %d announced %" PRId64 " bytes where %" PRId64 " are expected", parcel->peer,
+                       told.bytes, parcel->payload);
     RA_TRY(copies->wait(&call->lane->queue, told.computed));
     return copies->copy(&call->lane->queue, ra_frame_payload(parcel->frame), told.payload, told.bytes);
 }

@@ -192,7 +192,7 @@ static ra_status start(ra_link *link, const ra_flight *wanted, uint32_t crc, ra_
     RA_TRY(ra_link_broken(link));
     if (wanted->peer < 0 || wanted->peer >= link->ranks || wanted->payload < 0 ||
         !ra_add(wanted->payload, RA_LINK_HEADER, &bytes)) {
-        return ra_fail(RA_INTERNAL, "a message of %lld bytes for rank %d of %d", (long long)wanted->payload, wanted->peer,
+        return ra_fail(RA_INTERNAL, "cannot exchange %lld bytes with rank %d of %d", (long long)wanted->payload, wanted->peer,
                        link->ranks);
     }
     ra_flight *flight = link->spare ? link->spare : ra_alloc(sizeof *flight);

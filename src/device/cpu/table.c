@@ -122,7 +122,7 @@ static ra_status find_named(const char *name, ra_device device, const ra_problem
     const ra_kernel *k = by_name(name);
     if (!k) return ra_fail(RA_NOT_AVAILABLE, "this build has no kernel '%s'", name);
     if (k->device->kind != device)
-        return ra_fail(RA_NOT_AVAILABLE, "kernel '%s' runs on the %s, and the tensors are not there", name,
+        return ra_fail(RA_NOT_AVAILABLE, "kernel '%s' needs tensors on the %s", name,
                        k->device->name);
     const char *reason = why_not(k, problem);
     if (reason) return ra_fail(RA_NOT_AVAILABLE, "kernel '%s' cannot be used: %s", name, reason);
