@@ -11,5 +11,5 @@ def main() -> int:
     try:
         os.execv(program, ["ringattn", *sys.argv[1:]])
     except OSError as error:
-        print(f"ringattn: cannot run {program} ({error.strerror}); it is only built where jansson is installed", file=sys.stderr)
+        print(f"ringattn: cannot run {program} ({error.strerror}); it needs jansson when it is built", file=sys.stderr)
     return 1

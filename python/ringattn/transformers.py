@@ -176,7 +176,7 @@ def _attention_function(base: Settings, group: Any) -> Callable[..., Any]:
         if attention_mask is None:
             if _dist.place_of(group) is not None:
                 raise ValueError(
-                    "this model passes no mask to attention, and register(group=...) needs one to learn the lengths on all ranks"
+                    "this model passes no mask to attention, from which register(group=...) learns the lengths on all ranks"
                 )
             causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
             window = base.window
