@@ -170,7 +170,7 @@ def gradients_of_a_model_around_full_inputs_are_whole_and_stay_so():
     report = ringattn.check(model, x)
     assert report, str(report)
     mixed = torch.nn.ModuleList([ringattn.RingDilatedAttention(), ringattn.RingDilatedAttentionV3()])
-    raises(ValueError, "some attention modules have inputs", ringattn.sync_gradients, mixed, group)
+    raises(ValueError, "some attention modules of this model have inputs", ringattn.sync_gradients, mixed, group)
 
 
 @check
