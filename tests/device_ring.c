@@ -174,20 +174,21 @@ static void the_next_bucket_travels_while_this_one_is_computed(void **state) {
         setenv("RINGATTN_STAND_IN_COPY_MS", text, 1);
         snprintf(text, sizeof text, "%d", STEP_MS);
         setenv("RINGATTN_STAND_IN_STEP_MS", text, 1);
+        const double steps = 1e-3 * STEPS * STEP_MS, exchanges = 1e-3 * EXCHANGES * copies * copy_ms,
+                     limit = steps + 0.75 * exchanges;
         double took = INFINITY;
-        for (int i = 0; i < 3; i++) { /* a busy machine may take longer now and then */
+        for (int i = 0; i < 30 && took >= limit; i++) { /* again where a busy machine took longer: without overlap all are longer */
             const double start = seconds_now();
             hand_run(h);
             took = fmin(took, seconds_now() - start);
         }
         unsetenv("RINGATTN_STAND_IN_COPY_MS");
         unsetenv("RINGATTN_STAND_IN_STEP_MS");
-        const double steps = 1e-3 * STEPS * STEP_MS, exchanges = 1e-3 * EXCHANGES * copies * copy_ms;
         print_message("%s: %.0f ms, of which steps take %.0f; copies take %.0f\n", staged ? "staged" : "direct", 1e3 * took,
                       1e3 * steps, 1e3 * exchanges);
         for (int rank = 0; rank < RANKS; rank++) assert_int_equal(h->status[rank], RA_OK);
         assert_true(took > steps);
-        assert_true(took < steps + 0.75 * exchanges);
+        assert_true(took < limit);
         hand_close(h);
     }
 }
