@@ -18,7 +18,7 @@ static ra_status imply(settings *s, option_id id, int *field, int value) {
     if (s->given[id] && *field != value) {
         char like[32];
         snprintf(like, sizeof like, "%s", option_word(OPT_LIKE, s->like));
-        return ra_fail(RA_INVALID, "--like %s means --%s %s, which contradicts the one given", like, options[id].name,
+        return ra_fail(RA_INVALID, "--like %s means --%s %s, which contradicts the value given", like, options[id].name,
                        option_word(id, value));
     }
     *field = value;
@@ -95,7 +95,7 @@ static ra_status check_available(const settings *s) {
 static ra_status check_svg(const char *path) {
     const char *slash = strrchr(path, '/'), *dot = strrchr(slash ? slash : path, '.');
     if (!dot || strcasecmp(dot, ".svg") == 0) return RA_OK;
-    return ra_fail(RA_INVALID, "--svg %s does not end in .svg, and nothing but SVG is drawn", path);
+    return ra_fail(RA_INVALID, "--svg %s does not end in .svg: only SVG files are drawn", path);
 }
 
 ra_status settings_check(settings *s) {
@@ -103,7 +103,7 @@ ra_status settings_check(settings *s) {
     RA_TRY(check_needed(s));
     if (s->segment_lengths.count != s->dilation_rates.count)
         return ra_fail(RA_INVALID,
-                       "--segment-lengths has %lld entries and --dilation-rates %lld; each branch needs one of both",
+                       "--segment-lengths has %lld entries and --dilation-rates %lld; each branch needs one of each",
                        (long long)s->segment_lengths.count, (long long)s->dilation_rates.count);
     if (s->command != CMD_MEMORY && s->seq.count != 1)
         return ra_fail(RA_INVALID, "--seq takes one length; only memory takes a list");
@@ -139,7 +139,7 @@ static ra_status set_key_range(const settings *s, description *d) {
                        (long long)end, (long long)desc->seq_k);
     bool computes = s->command != CMD_PLAN && s->command != CMD_WHY && s->command != CMD_DRAW;
     if (!computes && desc->batch > RANGES_MAX)
-        return ra_fail(RA_INVALID, "--key-range with --batch %lld: every batch entry has a range, of which %s takes at most %d",
+        return ra_fail(RA_INVALID, "--batch is %lld; with --key-range %s takes at most %d batch entries",
                        (long long)desc->batch, commands[s->command].name, RANGES_MAX);
     d->key_range = desc->batch < INT64_MAX / 16 ? ra_alloc(desc->batch * 16) : NULL;
     if (!d->key_range) return ra_fail(RA_NOMEM, "no memory for the key ranges of %lld batch entries", (long long)desc->batch);

@@ -156,7 +156,7 @@ static ra_status set_dtype(const settings *s, const file_set *files, ra_attentio
     for (int id = 0; id < TENSOR_COUNT; id++) {
         const file_tensor *f = &files->tensors[id];
         if (f->used && !f->output && f->array.dtype != q->array.dtype)
-            return ra_fail(RA_IO, "%s is %s and %s is %s: say with --dtype what to compute", q->argument,
+            return ra_fail(RA_IO, "%s is %s and %s is %s: say with --dtype which type to compute in", q->argument,
                            ra_dtype_name(q->array.dtype), f->argument, ra_dtype_name(f->array.dtype));
     }
     return RA_OK;

@@ -16,7 +16,7 @@ static const machine presets[] = {
     {"laptop", {4e10, 4e10, 4e10, 4e9}, 0.8, 1024, {2e-6, 8e9}, {2e-6, 8e9}},
 };
 
-/* Machines whose rings nothing here can run yet, so that nobody has measured what a plan would predict. */
+/* Machines on which no ring has been measured yet, so that there is nothing to predict from. */
 static const char *const to_come[] = {"h200x8", "h200x64"};
 
 static ra_status positive(json_t *root, const char *path, const char *file, double *value) {
@@ -60,8 +60,8 @@ ra_status machine_find(const char *name, machine *m) {
     for (size_t i = 0; i < sizeof to_come / sizeof *to_come; i++)
         if (strcmp(name, to_come[i]) == 0)
             return ra_fail(RA_NOT_AVAILABLE,
-                           "--machine %s is not available: rings of GPUs do not run in this version; a JSON file describes any "
-                           "machine",
+                           "--machine %s is not available: no ring of GPUs has been measured yet; a JSON file describes "
+                           "any machine",
                            name);
     bool looks_like_file = strchr(name, '.') || strchr(name, '/') || access(name, F_OK) == 0;
     if (!looks_like_file)

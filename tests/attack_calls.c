@@ -163,10 +163,10 @@ static void a_rank_that_never_calls_is_told_after_the_call_timeout_with_what_eac
         t.deeds[odd] = NOTHING;
         run(&t);
         char what[64];
-        snprintf(what, sizeof what, "call timeout of 0.3 s: rank %d outside, before its first call; ", odd);
+        snprintf(what, sizeof what, "call timeout of 0.3 s: rank %d has made no call yet; ", odd);
         all_say(&t, RA_TIMEOUT, what);
         for (int rank = 0; rank < RANKS; rank++) {
-            snprintf(what, sizeof what, "; rank %d in forward (call 1, step ", rank);
+            snprintf(what, sizeof what, "; rank %d is in forward (call 1, step ", rank);
             if (rank != odd) all_say(&t, RA_TIMEOUT, what);
         }
     }

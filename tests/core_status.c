@@ -157,7 +157,7 @@ static void the_environment_sets_the_level_and_warnings_are_the_default(void **s
     check_stderr(self, "info", "ringattn: warn: a\nringattn: info: b\n");
     check_stderr(self, "trace", "ringattn: warn: a\nringattn: info: b\nringattn: trace: c\n");
     check_stderr(self, "loud",
-                 "ringattn: warn: RINGATTN_DEBUG is none of none, warn, info, trace; taken as warn\nringattn: warn: a\n");
+                 "ringattn: warn: RINGATTN_DEBUG must be none, warn, info or trace; it is taken as warn\nringattn: warn: a\n");
 }
 
 static void the_version_is_the_headers(void **state) {

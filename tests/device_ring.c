@@ -214,7 +214,7 @@ static void a_call_of_several_ranks_is_not_captured_into_a_graph(void **state) {
     unsetenv("RINGATTN_STAND_IN_CAPTURES");
     for (int rank = 0; rank < RANKS; rank++) {
         assert_int_equal(h->status[rank], RA_NOT_AVAILABLE);
-        assert_non_null(strstr(h->error[rank], "cannot be captured into a graph"));
+        assert_non_null(strstr(h->error[rank], "cannot be captured into a CUDA graph"));
     }
     hand_close(h);
 }

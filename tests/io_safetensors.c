@@ -77,7 +77,7 @@ static void refuses_what_the_format_forbids(void **state) {
     refuses("{" A ",\"b\":{\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[9,13]}}", 13, "holes");
     refuses("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[4,12]}}", 12, "holes");
     refuses("{" A "}", 7, "truncated");
-    refuses("{" A "}", 9, "belongs to none");
+    refuses("{" A "}", 9, "belongs to no tensor");
     refuses("{\"a\":{\"dtype\":\"F32\",\"shape\":[3],\"data_offsets\":[0,8]}}", 8, "dtype and shape need 12");
     refuses("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[8,0]}}", 8, "data_offsets");
     refuses("{\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8,9]}}", 8, "data_offsets");

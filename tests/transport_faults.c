@@ -295,7 +295,7 @@ static void a_truncated_message_is_caught(void **state) {
     static const int64_t cuts[] = {1, 499, 500, 501, 563, 564};
     for (int i = 0; i < 6; i++) {
         trial t = damage(*(const group_kind *)*state, (ra_fault){.kind = RA_FAULT_TRUNCATE, .bytes = cuts[i]});
-        run_damage(&t, RA_PROTOCOL, "bytes came instead of 564");
+        run_damage(&t, RA_PROTOCOL, "bytes; 564 were expected");
     }
 }
 

@@ -70,8 +70,8 @@ def _ranks_of_mesh(name: str, parameter: Any) -> frozenset[int]:
     mesh, placements = parameter.device_mesh, parameter.placements
     if mesh.ndim > 1 and not (mesh.ndim == 2 and placements[0].is_replicate()):
         raise ValueError(
-            f"{name} lies on a mesh of {mesh.ndim} dimensions as {placements}: only fully_shard's own (shards, or replicas of "
-            f"shards) is supported"
+            f"{name} lies on a mesh of {mesh.ndim} dimensions as {placements}: only what fully_shard makes (shards, or "
+            f"replicas of shards) is supported"
         )
     return frozenset(mesh.mesh.flatten().tolist())
 

@@ -130,7 +130,7 @@ def pattern(
     lengths, rates = integers("segment_lengths", segment_lengths), integers("dilation_rates", dilation_rates)
     if len(lengths) != len(rates):
         raise ValueError(
-            f"segment_lengths has {len(lengths)} entries and dilation_rates {len(rates)}; each branch needs one of both"
+            f"segment_lengths has {len(lengths)} entries and dilation_rates {len(rates)}; each branch needs one of each"
         )
     return lengths, rates
 

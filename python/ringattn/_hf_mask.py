@@ -49,8 +49,8 @@ def read(mask: Any) -> Mask:
         if not is_mask(mask) or int(mask[0, 0, 0, 0]) != _MARK:
             shape = f"has shape {tuple(mask.shape)}" if isinstance(mask, torch.Tensor) else f"is a {type(mask).__name__}"
             raise ValueError(
-                f"attention_mask {shape}; ringattn takes one of [batch, tokens] that marks padding, not one given whole, for "
-                f"each query and key"
+                f"attention_mask {shape}; it must be [batch, tokens] and mark padding: a mask with an entry for each query and "
+                f"key is not supported"
             )
         found = mask._ringattn = Mask(mask[:, 0, 0].tolist())
     return found  # type: ignore[no-any-return]
@@ -102,7 +102,8 @@ def _keys(q_length: int, kv_length: int, first: int, left: int, right: int) -> i
     if right == 0 and 0 <= first and first + q_length < kv_length:
         return first + q_length
     raise ValueError(
-        f"the last query is at position {first + q_length - 1} of {kv_length} keys; ringattn needs it at the last key"
+        f"the last query is at position {first + q_length - 1} and the last key at {kv_length - 1}; ringattn needs both at the "
+        f"same position"
     )
 
 
@@ -119,7 +120,7 @@ def _on_group(
                 f"with register(group=...); run generate with a name registered without it"
             )
         if entries != batch:
-            raise ValueError(f"rank {rank} of the group has a batch of {entries}, this one of {batch}")
+            raise ValueError(f"rank {rank} of the group has a batch of {entries} and this rank one of {batch}")
         if masked and masked != keys:
             raise ValueError(
                 f"rank {rank} of the group has an attention_mask of {masked} tokens for {keys} keys; give each rank its rows "
@@ -144,7 +145,7 @@ def check_positions(mask: Mask, position_ids: Optional[torch.Tensor], queries: i
         if not bool(rises.all()) and not bool((rises | ~_counts(mask, queries, position_ids.device)).all()):
             raise ValueError(
                 "position_ids restart within a sequence, as those of packed documents do; ringattn does not keep packed "
-                "documents apart: give each its own row, padded"
+                "documents apart: give each document a batch entry of its own, padded"
             )
     mask.checked = position_ids
 

@@ -47,8 +47,9 @@ def sdpa(
     if is_causal and rows != keys:
         if settings.get("group") is not None or rows > keys:
             raise ValueError(
-                f"query has {rows} rows and key {keys}; is_causal with the first query at the first key needs as many keys as "
-                f"queries or more, and equal numbers on a group (ringattn.attention puts the last query at the last key)"
+                f"query has {rows} rows and key {keys}; sdpa with is_causal puts the first query at the first key, so it needs "
+                f"at least as many keys as queries, and on a group exactly as many (ringattn.attention puts the last query at "
+                f"the last key)"
             )
         key, value = key[:, :, :rows], value[:, :, :rows]  # no query reads the others
     query, key, value = query.swapaxes(1, 2), key.swapaxes(1, 2), value.swapaxes(1, 2)

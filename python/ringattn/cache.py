@@ -44,8 +44,8 @@ class KVCache:
         self._fixed = place is not None and layout != "striped"
         if self._fixed and capacity is None:
             raise ValueError(
-                f"layout {layout} cannot append: the shards of a longer sequence begin elsewhere; give capacity, the most rows "
-                f"that there will be, or layout='striped'"
+                f"with layout {layout}, where a rank's rows begin depends on the length of the sequence: give capacity, the "
+                f"most rows that the cache will hold, or use layout='striped', which needs none"
             )
         self._mine = positions(self.capacity if self._fixed and self.capacity else 0, group, layout)
         self._rows = 0
@@ -92,7 +92,7 @@ class KVCache:
         rows = self._rows_of_all(key.size(1)) if sharded and self._ranks > 1 else key.size(1)
         total = self._rows + rows
         if self.capacity is not None and total > self.capacity:
-            raise ValueError(f"{rows} rows more make {total}, and capacity is {self.capacity}")
+            raise ValueError(f"the cache holds {self._rows} rows; {rows} more exceed its capacity of {self.capacity}")
         begin, end = self._held(self._rows), self._held(total)
         for name, old, new in (("_key", self._key, key), ("_value", self._value, value)):
             room = self._room(old, new, end)
@@ -112,12 +112,13 @@ class KVCache:
         counts = [count for (count,) in where.gather([mine])]
         rows = sum(counts)
         held = self._held(self._rows + rows) - self._held(self._rows)
-        wrong = [rank for rank, (ok,) in enumerate(where.gather([int(held == mine)])) if not ok]
-        if wrong:
-            raise ValueError(
-                f"rank {wrong[0]} brings {counts[wrong[0]]} of {rows} new rows, which is not its share after {self._rows} rows "
-                f"with layout {self.layout}" + (f" and capacity {self.capacity}" if self._fixed else "")
-            )
+        for rank, (share,) in enumerate(where.gather([held])):
+            if share != counts[rank]:
+                raise ValueError(
+                    f"rank {rank} appends {counts[rank]} of the {rows} new rows; with layout {self.layout}"
+                    + (f", capacity {self.capacity}" if self._fixed else "")
+                    + f" and {self._rows} rows in the cache its share is {share}"
+                )
         return rows
 
     def _room(self, old: Optional[torch.Tensor], new: torch.Tensor, rows: int) -> torch.Tensor:
@@ -151,8 +152,8 @@ class KVCache:
             if position or (is_causal and query.size(1) > 1):
                 what = position[0] if position else f"is_causal with {query.size(1)} rows at once"
                 raise ValueError(
-                    f"{what} needs the positions of the queries, which a cache of layout {self.layout} that is not full counts "
-                    f"from the end of its capacity; use layout='striped'" + ("" if position else ", or one row at a time")
+                    f"{what} needs the positions of the queries, which a cache with layout {self.layout} knows only when it is "
+                    f"full; use layout='striped'" + ("" if position else ", or one row at a time")
                 )
             is_causal = False  # of one row, the newest, nothing comes later
             pairs = key_ranges(key_range, query.size(0)) or ((0,) * query.size(0), (self._rows,) * query.size(0))

@@ -76,8 +76,8 @@ def send_and_receive_(
     to_itself = send_to_rank == me and receive_from_rank == me
     if x.dtype != receive_buffer.dtype or (to_itself and x.shape != receive_buffer.shape):
         raise ValueError(
-            f"x is {tuple(x.shape)} {x.dtype} and receive_buffer {tuple(receive_buffer.shape)} {receive_buffer.dtype}; both "
-            f"need one dtype, and one shape where a rank sends to itself"
+            f"x is {tuple(x.shape)} {x.dtype} and receive_buffer {tuple(receive_buffer.shape)} {receive_buffer.dtype}; they "
+            f"must have the same dtype, and the same shape where a rank sends to itself"
         )
     if x.numel() and x.untyped_storage().data_ptr() == receive_buffer.untyped_storage().data_ptr():
         raise ValueError("receive_buffer shares memory with x: what is being sent would be overwritten")

@@ -37,7 +37,7 @@ def _group_for(group: Any, ring_size: Optional[int]) -> Any:
     if group is not None:
         ranks = _dist.size_of(group)
         if ranks != ring_size:
-            raise ValueError(f"ring_size is {ring_size} and group has {ranks} ranks; give one of them, or equal ones")
+            raise ValueError(f"ring_size is {ring_size} and group has {ranks} ranks; give only one of them, or the same number")
         return group
     if ring_size == 1:
         return None
@@ -283,8 +283,8 @@ class RingDilatedAttention(nn.Module):
             out, lse = unshard(out, group, layout), None if lse is None else unshard(lse, group, layout, 2)
         if out.shape[1] != query.shape[1]:
             raise ValueError(
-                f"query has {query.shape[1]} rows here and not on every rank; with inputs='full' every rank passes the same "
-                f"whole query"
+                f"query has {query.shape[1]} rows on this rank and another number on others; with inputs='full' every rank "
+                f"passes the same whole query"
             )
         if out.requires_grad and not self._compared_gradient:
             out.register_hook(self._compare_gradient)

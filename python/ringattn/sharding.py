@@ -117,8 +117,8 @@ def gather_rows(x: np.ndarray, dtype: str, where: Any, layout: str, dim: int) ->
     for rank, (_, other) in enumerate(records):
         if other != records[0][1]:
             raise ValueError(
-                f"x of rank {rank} differs from that of rank 0 in dtype, layout, dim or a dimension beside dim; on this "
-                f"rank it is {dtype} of shape {x.shape}, layout {layout}, dim {dim}"
+                f"x of rank {rank} differs from that of rank 0 in dtype, layout, dim or the size of a dimension other than "
+                f"dim; on this rank it is {dtype} of shape {x.shape}, layout {layout}, dim {dim}"
             )
     counts = [count for count, _ in records]
     total, longest = sum(counts), max(counts)

@@ -176,7 +176,7 @@ def _attention_function(base: Settings, group: Any) -> Callable[..., Any]:
         if attention_mask is None:
             if _dist.place_of(group) is not None:
                 raise ValueError(
-                    "this model passes no mask to attention, from which register(group=...) learns the lengths on all ranks"
+                    "register(group=...) learns the lengths on all ranks from the mask, and this model passes none to attention"
                 )
             causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
             window = base.window

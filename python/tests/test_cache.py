@@ -40,7 +40,7 @@ def test_what_does_not_fit_is_refused():
         cache.attention(q)
     cache.append(k, v)
     for arguments, match in (
-        ((k, v), "10 rows more make 20, and capacity is 12"),
+        ((k, v), "the cache holds 10 rows; 10 more exceed its capacity of 12"),
         ((k[:, :1], v), "key has shape"),
         ((k[:, :1].double(), v[:, :1].double()), "the cache holds torch.float32"),
         ((k[:, :1, :1], v[:, :1, :1]), "the cache holds"),

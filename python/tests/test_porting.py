@@ -41,7 +41,7 @@ def test_causal_sdpa_begins_at_the_first_key():
     torch.testing.assert_close(ringattn.sdpa(q, k, v, is_causal=True), F.scaled_dot_product_attention(q, k, v, is_causal=True))
     with pytest.raises(ValueError, match="query has 10 rows and key 4"):
         ringattn.sdpa(k, q, q, is_causal=True)
-    with pytest.raises(ValueError, match="equal numbers on a group"):
+    with pytest.raises(ValueError, match="on a group exactly as many"):
         ringattn.sdpa(q, k, v, is_causal=True, group=2)
     torch.testing.assert_close(ringattn.sdpa(k, q, q), F.scaled_dot_product_attention(k, q, q))
 

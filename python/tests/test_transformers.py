@@ -232,7 +232,7 @@ def test_what_is_not_supported_raises_with_the_reason():
     holes[0, 5] = 0
     with pytest.raises(ValueError, match="attention_mask leaves 19 keys of batch entry 0 that are not adjacent"):
         net(tokens, attention_mask=holes)
-    with pytest.raises(ValueError, match="attention_mask has shape .* not one given whole"):
+    with pytest.raises(ValueError, match="attention_mask has shape .* for each query and key is not supported"):
         net(tokens, attention_mask=torch.ones(3, 1, 20, 20))
     with pytest.raises(ValueError, match="no option 'is_causal'"):
         ringattn.transformers.register(is_causal=False)

@@ -36,7 +36,7 @@ static int level_of_environment(void) {
     }
     int unread = -1;
     if (atomic_compare_exchange_strong(&wanted_level, &unread, level) && !known)
-        emit(RA_LOG_WARN, "RINGATTN_DEBUG is none of none, warn, info, trace; taken as warn");
+        emit(RA_LOG_WARN, "RINGATTN_DEBUG must be none, warn, info or trace; it is taken as warn");
     return atomic_load(&wanted_level);
 }
 

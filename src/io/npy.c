@@ -160,7 +160,7 @@ ra_status ra_npy_parse(const void *data, int64_t bytes, ra_array *array) {
         return ra_fail(RA_IO, "it is truncated: its shape needs %lld bytes of elements and it holds %lld",
                        (long long)array->bytes, (long long)present);
     if (present > array->bytes)
-        return ra_fail(RA_IO, "it holds %lld bytes of elements and its shape needs %lld", (long long)present,
+        return ra_fail(RA_IO, "it holds %lld bytes of elements and its shape needs only %lld", (long long)present,
                        (long long)array->bytes);
     return RA_OK;
 }

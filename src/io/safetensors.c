@@ -59,7 +59,7 @@ static const char *shown(const char *name) {
 }
 
 static ra_status read_entry(const char *name, json_t *info, entry *e) {
-    if (!json_is_object(info)) return ra_fail(RA_IO, "its header's entry '%s' is not an object", shown(name));
+    if (!json_is_object(info)) return ra_fail(RA_IO, "the entry '%s' of its header is not an object", shown(name));
     json_t *dtype = json_object_get(info, "dtype"), *offsets = json_object_get(info, "data_offsets");
     e->name = name;
     e->shape = json_object_get(info, "shape");
@@ -69,7 +69,8 @@ static ra_status read_entry(const char *name, json_t *info, entry *e) {
     if (!json_is_array(e->shape)) return ra_fail(RA_IO, "its tensor '%s' has no shape", shown(name));
     if (!json_is_array(offsets) || json_array_size(offsets) != 2 || !natural(json_array_get(offsets, 0), &e->begin) ||
         !natural(json_array_get(offsets, 1), &e->end) || e->end < e->begin)
-        return ra_fail(RA_IO, "its tensor '%s' has no data_offsets [begin, end] with begin <= end", shown(name));
+        return ra_fail(RA_IO, "the data_offsets of its tensor '%s' are missing, or not [begin, end] with begin <= end",
+                       shown(name));
 
     int64_t bits = e->dtype->bits, dim;
     size_t i;
@@ -80,7 +81,7 @@ static ra_status read_entry(const char *name, json_t *info, entry *e) {
             return ra_fail(RA_IO, "the shape of its tensor '%s' asks for more than 2^63 bits", shown(name));
     }
     if (bits % 8 != 0 || bits / 8 != e->end - e->begin)
-        return ra_fail(RA_IO, "its tensor '%s' spans %lld bytes where dtype and shape need %lld", shown(name),
+        return ra_fail(RA_IO, "its tensor '%s' has %lld bytes by its data_offsets; dtype and shape need %lld", shown(name),
                        (long long)(e->end - e->begin), (long long)ra_ceil_div(bits, 8));
     return RA_OK;
 }
@@ -109,13 +110,13 @@ static ra_status check_layout(entry *entries, int64_t count, int64_t data_bytes)
     for (int64_t i = 0; i < count; i++) {
         if (entries[i].begin != next)
             return ra_fail(RA_IO,
-                           "its tensor '%s' begins at %lld where %lld is next: tensors may neither overlap nor leave holes",
+                           "its tensor '%s' begins at byte %lld instead of %lld: tensors may neither overlap nor leave holes",
                            shown(entries[i].name), (long long)entries[i].begin, (long long)next);
         next = entries[i].end;
     }
     if (next != data_bytes)
-        return ra_fail(RA_IO, "its tensors end at byte %lld of %lld: %s", (long long)next, (long long)data_bytes,
-                       next > data_bytes ? "the file is truncated" : "what follows belongs to none");
+        return ra_fail(RA_IO, "its tensors need %lld bytes and it holds %lld: %s", (long long)next, (long long)data_bytes,
+                       next > data_bytes ? "the file is truncated" : "the rest belongs to no tensor");
     return RA_OK;
 }
 
@@ -171,7 +172,7 @@ static ra_status check_text(const char *text, size_t length) {
         else if (text[i] == '"') quoted = !quoted;
         else if (quoted) continue;
         else if (text[i] == '\0') return ra_fail(RA_IO, "its header is not valid JSON: it has a byte of 0");
-        else if (text[i] == '-' && i + 1 < length && text[i + 1] == '0') return ra_fail(RA_IO, "its header has a number -0");
+        else if (text[i] == '-' && i + 1 < length && text[i + 1] == '0') return ra_fail(RA_IO, "its header has the number -0");
         else if (text[i] == '{' || text[i] == '[') depth++;
         else if (text[i] == '}' || text[i] == ']') depth--;
         if (depth > DEPTH_LIMIT) return ra_fail(RA_IO, "its header is nested more than %d deep", DEPTH_LIMIT);
@@ -185,9 +186,10 @@ static ra_status load_header(const void *data, int64_t bytes, json_t **header, i
     uint64_t length = 0;
     for (int i = 0; i < 8; i++) length |= (uint64_t)file[i] << (8 * i);
     if (length > HEADER_LIMIT)
-        return ra_fail(RA_IO, "its header claims %llu bytes; at most %d are allowed", (unsigned long long)length, HEADER_LIMIT);
+        return ra_fail(RA_IO, "its header is said to have %llu bytes; at most %d are allowed", (unsigned long long)length,
+                       HEADER_LIMIT);
     if ((int64_t)length > bytes - 8)
-        return ra_fail(RA_IO, "it is truncated: its header claims %llu bytes", (unsigned long long)length);
+        return ra_fail(RA_IO, "it is truncated: its header alone should have %llu bytes", (unsigned long long)length);
     if (length == 0 || file[8] != '{') return ra_fail(RA_IO, "its header is not a JSON object");
 
     RA_TRY(check_text((const char *)file + 8, (size_t)length));

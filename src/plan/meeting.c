@@ -86,7 +86,8 @@ ra_status ra_plan_meeting(const ra_attention_desc *desc, int ranks, int64_t quer
                           ra_meeting *meeting) {
     if (!meeting) return ra_fail(RA_INVALID, "meeting is NULL");
     if (meeting->struct_size < sizeof *meeting)
-        return ra_fail(RA_INVALID, "meeting has struct_size %u; sizeof is %zu here", meeting->struct_size, sizeof *meeting);
+        return ra_fail(RA_INVALID, "meeting.struct_size is %u; set it to sizeof(ra_meeting), which is %zu",
+                       meeting->struct_size, sizeof *meeting);
     if (ranks < 1 || ranks > RA_MAX_RANKS)
         return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
     ra_arena arena = {0};

@@ -256,7 +256,8 @@ static ra_status check_group(int rank, int ranks) {
 static ra_status check_summary(const ra_rank_summary *summary) {
     if (!summary) return ra_fail(RA_INVALID, "summary is NULL");
     if (summary->struct_size < sizeof *summary) /* a later header's is larger, and its known part is filled */
-        return ra_fail(RA_INVALID, "summary has struct_size %u; sizeof is %zu here", summary->struct_size, sizeof *summary);
+        return ra_fail(RA_INVALID, "summary.struct_size is %u; set it to sizeof(ra_rank_summary), which is %zu",
+                       summary->struct_size, sizeof *summary);
     return RA_OK;
 }
 

@@ -168,7 +168,8 @@ ra_status ra_comm_stats(const ra_comm *comm, ra_stats_data *stats) {
     if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
     if (!stats) return ra_fail(RA_INVALID, "stats is NULL");
     if (stats->struct_size < sizeof *stats)
-        return ra_fail(RA_INVALID, "stats has struct_size %u; sizeof is %zu here", stats->struct_size, sizeof *stats);
+        return ra_fail(RA_INVALID, "stats.struct_size is %u; set it to sizeof(ra_stats_data), which is %zu", stats->struct_size,
+                       sizeof *stats);
     ra_pool_counts pool = ra_pool_read(comm->pool);
     if (comm->device_pool) {
         ra_pool_counts device = ra_pool_read(comm->device_pool);

@@ -54,7 +54,8 @@ ra_status ra_call_begin(ra_call *call, ra_entry *entry, const char *phase, int64
     call->pool = pool_of(comm, device);
     if (comm->ranks > 1 && device->recording(&call->queue))
         status = ra_fail(RA_NOT_AVAILABLE,
-                         "a call of several ranks cannot be captured into a graph: they meet while it is made");
+                         "a call of several ranks cannot be captured into a CUDA graph: the ranks exchange messages while it "
+                         "is made");
     else if (!call->pool) status = ra_fail(RA_NOMEM, "no memory for a pool");
     else status = ra_pool_take_for(call->pool, workspace_bytes, device->owner(&call->queue), &block);
     if (status == RA_OK && device->by_workers) status = ra_comm_workers(comm, entry->plan.threads);

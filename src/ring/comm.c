@@ -114,7 +114,8 @@ ra_status ra_comm_custom(const ra_comm_ops *ops, void *ctx, int rank, int ranks,
     *comm = NULL;
     if (!ops) return ra_fail(RA_INVALID, "ops is NULL");
     if (ops->struct_size != sizeof *ops)
-        return ra_fail(RA_INVALID, "ops has struct_size %u; sizeof is %zu here", ops->struct_size, sizeof *ops);
+        return ra_fail(RA_INVALID, "ops.struct_size is %u; set it to sizeof(ra_comm_ops), which is %zu", ops->struct_size,
+                       sizeof *ops);
     if (!ops->post_recv || !ops->post_send || !ops->wait || !ops->cancel)
         return ra_fail(RA_INVALID, "ops lacks post_recv, post_send, wait or cancel");
     if (ranks < 1 || ranks > RA_MAX_RANKS)
@@ -130,7 +131,8 @@ ra_status ra_comm_solo(int rank, int ranks, const ra_solo_ops *ops, ra_comm **co
     *comm = NULL;
     if (!ops || !ops->make_row) return ra_fail(RA_INVALID, "ops lacks make_row");
     if (ops->struct_size != sizeof *ops)
-        return ra_fail(RA_INVALID, "ops has struct_size %u; sizeof is %zu here", ops->struct_size, sizeof *ops);
+        return ra_fail(RA_INVALID, "ops.struct_size is %u; set it to sizeof(ra_solo_ops), which is %zu", ops->struct_size,
+                       sizeof *ops);
     if (ranks < 1 || ranks > RA_MAX_RANKS)
         return ra_fail(RA_INVALID, "ranks is %d, which is not in 1..%d", ranks, RA_MAX_RANKS);
     if (rank < 0 || rank >= ranks) return ra_fail(RA_INVALID, "rank is %d, which is not in 0..%d", rank, ranks - 1);

@@ -99,17 +99,19 @@ ra_status ra_link_set_call_timeout(ra_link *link, double seconds) {
     return status;
 }
 
-/* "rank 1 in forward (call 3, step 2), waiting for rank 0", "rank 2 outside, after forward (call 2)". */
+/* "rank 1 is in forward (call 3, step 2), waiting for rank 0", "rank 2 is between calls (its last was forward, call 2)". */
 static void tell_mark(char *text, size_t room, int rank, const ra_mark *mark, const ra_wait *wait) {
     unsigned long long number = mark->number;
     char waits[48] = "";
     if (wait->number > 0) snprintf(waits, sizeof waits, ", waiting for rank %d", wait->peer);
     if (mark->place == RA_IN_CALL)
-        snprintf(text, room, "rank %d in %s (call %llu, step %lld)%s", rank, mark->phase, number, (long long)mark->step, waits);
+        snprintf(text, room, "rank %d is in %s (call %llu, step %lld)%s", rank, mark->phase, number,
+                 (long long)mark->step, waits);
     else if (mark->place == RA_IN_AGREEMENT)
-        snprintf(text, room, "rank %d in %s (after call %llu)%s", rank, mark->phase, number, waits);
-    else if (number > 0) snprintf(text, room, "rank %d outside, after %s (call %llu)", rank, mark->phase, number);
-    else snprintf(text, room, "rank %d outside, before its first call", rank);
+        snprintf(text, room, "rank %d is in %s (after call %llu)%s", rank, mark->phase, number, waits);
+    else if (number > 0)
+        snprintf(text, room, "rank %d is between calls (its last was %s, call %llu)", rank, mark->phase, number);
+    else snprintf(text, room, "rank %d has made no call yet", rank);
 }
 
 void ra_link_overdue(ra_link *link, double now) {
@@ -131,7 +133,7 @@ void ra_link_overdue(ra_link *link, double now) {
             bool here = mark->place == mine.place && mark->number == mine.number && strcmp(mark->phase, mine.phase) == 0;
             if (here != (pass == 1) || shown++ >= SHOWN) continue;
             char one[160];
-            if (rank != link->rank && !peer->arrived) snprintf(one, sizeof one, "rank %d not heard of yet", rank);
+            if (rank != link->rank && !peer->arrived) snprintf(one, sizeof one, "rank %d has not been heard of yet", rank);
             else tell_mark(one, sizeof one, rank, mark, &wait);
             int wrote = snprintf(text + used, sizeof text - used, "%s%s", shown > 1 ? "; " : "", one);
             used += (size_t)wrote < sizeof text - used ? (size_t)wrote : sizeof text - used - 1;

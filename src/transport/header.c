@@ -39,14 +39,16 @@ void ra_header_write(const ra_header *header, void *buf) {
 }
 
 static ra_status wrong_size(size_t received, const ra_header *want) {
-    return ra_fail(RA_PROTOCOL, "%zu bytes came instead of %lld", received, (long long)want->length + RA_LINK_HEADER);
+    return ra_fail(RA_PROTOCOL, "the message has %zu bytes; %lld were expected", received,
+                   (long long)want->length + RA_LINK_HEADER);
 }
 
 ra_status ra_header_check(const void *buf, size_t received, const ra_header *want, ra_header *header) {
     const unsigned char *at = buf;
     bool whole = received == (size_t)want->length + RA_LINK_HEADER;
     if (received < RA_LINK_HEADER) return wrong_size(received, want);
-    if (get(at, 4) != MAGIC) return ra_fail(RA_PROTOCOL, "the message does not begin with ringattn's mark");
+    if (get(at, 4) != MAGIC)
+        return ra_fail(RA_PROTOCOL, "the message is not one of ringattn's: it does not begin with its mark");
     if (get(at + 60, 4) != ra_crc32c(0, buf, 60))
         return ra_fail(RA_PROTOCOL, "the message's header is damaged (its CRC differs)");
     if (get(at + 4, 2) != VERSION) {
@@ -65,19 +67,19 @@ ra_status ra_header_check(const void *buf, size_t received, const ra_header *wan
         return ra_fail(RA_PROTOCOL, "the message uses header fields that this library does not know");
     }
     if (header->source != want->source || header->destination != want->destination) {
-        return ra_fail(RA_PROTOCOL, "the message goes from rank %d to rank %d", header->source, header->destination);
+        return ra_fail(RA_PROTOCOL, "the message is addressed from rank %d to rank %d", header->source, header->destination);
     }
     if (header->tag != want->tag) {
-        return ra_fail(RA_PROTOCOL, "the message has tag %llu instead of %llu", (unsigned long long)header->tag,
+        return ra_fail(RA_PROTOCOL, "the message has tag %llu; %llu was expected", (unsigned long long)header->tag,
                        (unsigned long long)want->tag);
     }
     if (header->call != want->call) {
-        return ra_fail(RA_DISAGREE, "the message belongs to call %016llx instead of %016llx", (unsigned long long)header->call,
-                       (unsigned long long)want->call);
+        return ra_fail(RA_DISAGREE, "the message belongs to call %016llx; this is call %016llx",
+                       (unsigned long long)header->call, (unsigned long long)want->call);
     }
     if (!whole) return wrong_size(received, want);
     if (header->length != want->length) {
-        return ra_fail(RA_PROTOCOL, "the message says %lld bytes instead of %lld", (long long)header->length,
+        return ra_fail(RA_PROTOCOL, "the message's header says %lld bytes; %lld were expected", (long long)header->length,
                        (long long)want->length);
     }
     if ((header->flags & RA_HEADER_PAYLOAD_CRC) && header->payload_crc != ra_payload_crc(buf, header->length)) {

@@ -61,12 +61,13 @@ static void judge_awaited(ra_link *link, double now) {
     if (!awaited || link->status != RA_OK) return;
     const ra_peer *peer = &link->peers[awaited->peer];
     if (peer->left && now - peer->left_at > RA_LINK_GRACE && now - link->awaited_since > RA_LINK_GRACE) {
-        name(link, RA_PEER_LOST, awaited->peer, "has left the ring, and was waited for another", now - link->awaited_since, "");
+        name(link, RA_PEER_LOST, awaited->peer, "has left the ring although it is still needed; nothing came from it for",
+             now - link->awaited_since, "");
     } else if (peer->missing && awaited->receiving) {
         double patience = link->timeout;
         if (peer->missing_answer == RA_ANSWER_POSTED) patience = 4 * link->timeout + (double)awaited->payload / SLOWEST;
         if (now - peer->missing_since > patience) {
-            name(link, RA_PROTOCOL, awaited->peer, "sent a message that was lost on its way: it has not come after",
+            name(link, RA_PROTOCOL, awaited->peer, "sent a message that was lost on its way: it has not arrived after",
                  now - peer->missing_since, "");
         }
     }

@@ -58,7 +58,7 @@ def other_layouts_have_a_capacity_and_a_key_range():
         close(cache.attention(q), ringattn.attention(q, k, v))  # several rows, which need no positions
         raises(ValueError, "is_causal with 21 rows", cache.attention, q, is_causal=True)
         raises(ValueError, "window needs the positions", cache.attention, q[:, -1:], window=(4, 0))
-        raises(ValueError, "make 31, and capacity is 30", cache.append, k[:, :10], v[:, :10])
+        raises(ValueError, "holds 21 rows; 10 more exceed its capacity of 30", cache.append, k[:, :10], v[:, :10])
 
 
 @check
@@ -68,4 +68,4 @@ def shards_of_a_prompt_that_are_not_a_ranks_share_are_refused():
     _, k, v, _ = whole(seq_k=21)
     cache = ringattn.KVCache(dist.group.WORLD)
     extra = 2 * (dist.get_rank() == 1)
-    raises(ValueError, "which is not its share", cache.append, k[:, : 4 + extra], v[:, : 4 + extra], sharded=True)
+    raises(ValueError, "0 rows in the cache its share is", cache.append, k[:, : 4 + extra], v[:, : 4 + extra], sharded=True)

@@ -16,9 +16,9 @@ const char *check_item(const ra_item *item) {
         return r.count >= 0 && r.count < JOB_ROWS && r.row_step > 0 && r.pos_step > 0 && r.pos > -far && r.pos < far &&
                r.pos_step < far;
     };
-    if (!rows(item->q) || !rows(item->k)) return "an item has a progression of 2^30 or more rows, or positions beyond 2^50";
+    if (!rows(item->q) || !rows(item->k)) return "a rank holds 2^30 rows or more, or positions beyond 2^50";
     for (int i = 0; i < 2; i++)
-        if (item->loop[i].repeat < 1 || item->loop[i].repeat >= JOB_ROWS) return "an item repeats 2^30 times or more";
+        if (item->loop[i].repeat < 1 || item->loop[i].repeat >= JOB_ROWS) return "a pattern repeats 2^30 times or more";
     return nullptr;
 }
 

@@ -96,7 +96,7 @@ static const char *beyond_sm90(const ra_problem *p, const Device &device) {
     if (p->dtype == RA_F32) return "it computes bf16 and f16 only";
     if (p->head_dim % 8) return "it needs a head_dim that is a multiple of 8";
     if (!(p->scale > 0)) return "it needs a scale above 0";
-    return find_encoder() ? nullptr : "the driver cannot make tensor maps";
+    return find_encoder() ? nullptr : "it needs a CUDA driver that has cuTensorMapEncodeTiled";
 }
 
 /* The same of a step: are its results where it can write them? */
@@ -125,7 +125,7 @@ static ra_status choose_way(const ra_forward_step *step, const char *wanted, con
             *way = {RA_CUDA_SM90A, variant, true, entries};
             return RA_OK;
         }
-        reason = "the strides of the tensors are not those that tensor maps can walk";
+        reason = "TMA cannot load rows with the strides of these tensors";
     }
     if (wants(wanted, RA_CUDA_SM90A)) {
         snprintf(error->text, sizeof error->text, "kernel 'sm90a' cannot be used: %s", reason);
@@ -216,7 +216,7 @@ static ra_status run_batch(const ra_forward_step *step, const Way &way, const De
             next.after = 0;
             mapped = false;
             if (!append_item(job, next)) {
-                snprintf(error->text, sizeof error->text, "an item has more than 2^31 tiles");
+                snprintf(error->text, sizeof error->text, "a step has over 2^31 tiles: use a smaller batch or fewer heads");
                 return RA_INVALID;
             }
         }
@@ -273,7 +273,8 @@ extern "C" const char *ra_cuda_backend_unsupported(const ra_problem *p, const ch
     if (p->dtype != RA_F32 && p->dtype != RA_BF16 && p->dtype != RA_F16)
         return "the CUDA kernels compute f32, bf16 and f16 only";
     if (p->head_dim < 1 || p->head_dim > 256) return "head_dim is not in 1..256";
-    if (p->rows_q >= ra::JOB_ROWS || p->batch * p->heads > INT32_MAX) return "a rank holds 2^30 rows or more";
+    if (p->rows_q >= ra::JOB_ROWS) return "a rank holds 2^30 rows or more";
+    if (p->batch * p->heads > INT32_MAX) return "batch x heads is 2^31 or more";
     if (ra::wants(wanted, RA_CUDA_SM90A)) {
         ra::Device device;
         ra_cuda_error error;

@@ -137,8 +137,8 @@ template <typename T> __global__ void convert_rows(const __grid_constant__ Conve
 static ra_status take_used(const ra_used_rows *used, UsedSets *sets, ra_cuda_error *error) {
     sets->count = (int)used->count;
     if (used->count > MOST_SETS) {
-        snprintf(error->text, sizeof error->text, "%lld sets of used rows, and a launch carries %d", (long long)used->count,
-                 MOST_SETS);
+        snprintf(error->text, sizeof error->text, "the pattern uses %lld sets of rows; at most %d are supported",
+                 (long long)used->count, MOST_SETS);
         return RA_INVALID;
     }
     for (int i = 0; i < sets->count; i++) {

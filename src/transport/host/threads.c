@@ -215,7 +215,7 @@ static ra_status wait_request(void *ctx, void *request_, double seconds, int *do
     bool over = r->state == DONE;
     pthread_mutex_unlock(&h->mutex);
     if (status == RA_PEER_LOST) ra_fail(status, "rank %d has left", r->peer);
-    if (status == RA_PROTOCOL) ra_fail(status, "rank %d sent %zu bytes to a receive of %zu", r->peer, r->received, r->bytes);
+    if (status == RA_PROTOCOL) ra_fail(status, "rank %d sent %zu bytes; %zu were expected", r->peer, r->received, r->bytes);
     if (over) free_request(r);
     return status;
 }

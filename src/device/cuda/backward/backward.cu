@@ -86,7 +86,7 @@ static ra_status run_gradient(const ra_backward_step *step, const BackwardWay &w
             if (status != RA_OK) return status;
             start(step, way, keys, first, batch, &backward);
             if (!append_item(job, next)) {
-                snprintf(error->text, sizeof error->text, "an item has more than 2^31 tiles");
+                snprintf(error->text, sizeof error->text, "a step has over 2^31 tiles: use a smaller batch or fewer heads");
                 return RA_INVALID;
             }
         }
@@ -129,7 +129,7 @@ extern "C" ra_status ra_cuda_backend_backward(const ra_backward_step *step, cons
         if (ra::launch_sm90_backward(step, device, &way.only_if, &launched, error)) {
             if (launched != RA_OK) return launched;
             name = RA_CUDA_SM90A;
-        } else beyond = "the step is one for the general kernels (mixed branches, odd strides, or many short segments)";
+        } else beyond = "its backward pass takes no mixed branches, odd strides or many short segments";
     }
     if (ra::wants(wanted, RA_CUDA_SM90A) && beyond) {
         snprintf(error->text, sizeof error->text, "kernel 'sm90a' cannot be used: %s", beyond);

@@ -21,9 +21,10 @@ const char *beyond_sm90_backward(const ra_problem *p, const Device &device) {
     if (device.major != 9 || device.minor != 0) return "it needs a GPU of compute capability 9.0 (Hopper)";
     if (p->dtype == RA_F32) return "it computes bf16 and f16 only";
     if (p->head_dim != 64 && p->head_dim != 128) return "its backward pass needs a head_dim of 64 or 128";
-    if (p->dropout > 0) return "its backward pass knows no dropout";
-    if (p->batch > JOB_BATCH && (p->key_begin || p->key_end)) return "its backward pass takes key ranges of 64 batch entries";
-    return find_encoder() ? nullptr : "the driver cannot make tensor maps";
+    if (p->dropout > 0) return "its backward pass has no dropout";
+    if (p->batch > JOB_BATCH && (p->key_begin || p->key_end))
+        return "its backward pass takes key ranges for at most 64 batch entries";
+    return find_encoder() ? nullptr : "it needs a CUDA driver that has cuTensorMapEncodeTiled";
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- scratch

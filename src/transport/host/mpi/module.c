@@ -245,7 +245,7 @@ static int look(endpoint *e, request *r, bool *over) {
 
 static ra_status too_long(const endpoint *e, const request *r) {
     char text[128];
-    snprintf(text, sizeof text, "rank %d sent at least %zu bytes to a receive of %zu", r->peer, r->received, r->bytes);
+    snprintf(text, sizeof text, "rank %d sent at least %zu bytes; %zu were expected", r->peer, r->received, r->bytes);
     return e->shared->host->fail(RA_PROTOCOL, text);
 }
 
@@ -437,7 +437,7 @@ static ra_status initialize(const ra_mpi_host *host, double seconds, bool *own_t
     if (level < MPI_THREAD_SERIALIZED) MPI_Is_thread_main(&main_thread);
     if (!main_thread) {
         snprintf(text, sizeof text,
-                 "MPI was initialised with %s, so that only the thread which did it may use it; this is another",
+                 "MPI was initialised with %s, so that only the thread that initialised it may use it; this is another",
                  level == MPI_THREAD_SINGLE ? "MPI_THREAD_SINGLE" : "MPI_THREAD_FUNNELED");
         return host->fail(RA_INVALID, text);
     }
@@ -446,7 +446,7 @@ static ra_status initialize(const ra_mpi_host *host, double seconds, bool *own_t
     int *tag_limit = NULL, found = 0;
     MPI_Comm_get_attr(MPI_COMM_WORLD, MPI_TAG_UB, (void *)&tag_limit, &found);
     if (!found || *tag_limit < (1 << TAG_BITS) - 1) {
-        snprintf(text, sizeof text, "this MPI allows tags up to %d only; %d are needed", found ? *tag_limit : 0,
+        snprintf(text, sizeof text, "this MPI allows tags up to %d only; tags up to %d are needed", found ? *tag_limit : 0,
                  (1 << TAG_BITS) - 1);
         return host->fail(RA_NOT_AVAILABLE, text);
     }
