@@ -48,8 +48,8 @@ const option options[OPTION_COUNT] = {
 
     [OPT_CASES] = {"cases", KIND_INTEGER, AT(cases), ONLY(VERIFY), "N", 1, 1000000, "40, or 1 when options describe a case",
                    "random cases; options that are given stay fixed"},
-    [OPT_PASS] = {"pass", KIND_CHOICE, AT(pass), ONLY(BENCH) | ONLY(MEMORY) | ONLY(PLAN), "fwd|bwd|both", 0, 0, "fwd",
-                  "forward, backward alone, or both"},
+    [OPT_PASS] = {"pass", KIND_CHOICE, AT(pass), ONLY(BENCH) | ONLY(MEMORY) | ONLY(PLAN), "fwd|bwd|both", 0, 0,
+                  "fwd; both for plan --fit", "forward, backward alone, or both"},
     [OPT_REPEAT] = {"repeat", KIND_INTEGER, AT(repeat), ONLY(BENCH), "N", 1, 1000000, "5", "timed repetitions"},
     [OPT_RANK] = {"rank", KIND_INTEGER, AT(rank), ONLY(BENCH), "R", 0, 1 << 20, "",
                   "runs this rank alone: generates what peers would send, and checks sampled rows in float64"},

@@ -146,6 +146,18 @@ class Docs(kit.Case):
             self.assertTrue(all(len(line) <= 120 for line in done.stdout.splitlines()), command)
         self.assertRegex(self.ok("--version").stdout, r"^ringattn \d+\.\d+\.\d+\n$")
 
+    def test_every_environment_variable_that_the_code_reads_is_in_the_guide_and_the_manual_page(self):
+        read = {"c": set(), "py": set()}
+        for folder in ("src", "cli", "python/ringattn"):
+            for path in sorted((pages.ROOT / folder).rglob("*")):
+                if path.suffix in (".c", ".h", ".cu", ".cuh", ".py"):
+                    pattern = r'(?:getenv\(|os\.environ(?:\.get\(|\[))"(RINGATTN_\w+)"'
+                    read["py" if path.suffix == ".py" else "c"] |= set(re.findall(pattern, path.read_text()))
+        with open(os.path.join(ROOT, "docs", "cli.md")) as f:
+            table = re.findall(r"^\| `(RINGATTN_\w+)` \|", f.read(), re.M)
+        self.assertEqual(sorted(read["c"] | read["py"]), sorted(table))
+        self.assertEqual(sorted(read["c"]), sorted(re.findall(r"^\.B (RINGATTN_\w+)$", self.ok("man").stdout, re.M)))
+
     def test_options_of_the_interface_are_all_there(self):
         shared = set("""segment-lengths dilation-rates like combine offset dilate-queries causal window key-range scale dropout
                      seed ring-size layout query-placement schedule bucket transport device dtype kernel threads timeout
