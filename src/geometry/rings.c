@@ -104,9 +104,9 @@ static bool add_ring(builder *b, int32_t class_index, int64_t origin, int64_t re
                 : 0;
     if (sources == 0 || targets == 0) return true;
     /* In `mix` every branch has all the heads, so branches take turns; in `heads` they share the buckets. */
-    int64_t turn = b->config->combine == RA_COMBINE_MIX ? class->branch : 0;
+    int64_t branch = b->config->combine == RA_COMBINE_MIX ? class->branch : 0;
     ra_ring ring = {.class_index = class_index,
-                    .round = (int32_t)(turn * b->colours + colour),
+                    .round = (int32_t)(branch * b->colours + colour),
                     .repeat = repeat,
                     .shift = shift,
                     .origin = origin};

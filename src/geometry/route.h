@@ -77,7 +77,7 @@ int64_t ra_channel_member(const ra_channel *channel, int rank);
  * instead of in the rank's tensor. Returns their number, at most RA_ITEMS_MAX. */
 #define RA_ITEMS_MAX 8
 int64_t ra_items(const ra_route *route, const ra_piece *piece, const ra_part *target, bool packed, ra_item *items);
-/* Most keys of one turn of an item's loops, over the items of `rank`: those of a bucket at most, unless keys stay at home. */
+/* Most keys of one iteration of an item's loops, over the items of `rank`: of a bucket at most, unless keys stay at home. */
 int64_t ra_most_keys(const ra_route *route, int rank);
 
 #endif

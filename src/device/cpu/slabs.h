@@ -1,4 +1,4 @@
-/* The slabs of an item, by number: batch entries and KV heads within the turns of its loops. */
+/* The slabs of an item, by number: batch entries and KV heads within the iterations of its loops. */
 #ifndef RA_DEVICE_CPU_SLABS_H
 #define RA_DEVICE_CPU_SLABS_H
 
@@ -15,14 +15,14 @@ static inline ra_slab ra_slab_number(const ra_problem *problem, const ra_item *i
     index /= item->heads.count;
     p.batch = index % problem->batch;
     index /= problem->batch;
-    const int64_t turn[2] = {index / item->loop[1].repeat, index % item->loop[1].repeat};
+    const int64_t iteration[2] = {index / item->loop[1].repeat, index % item->loop[1].repeat};
     for (int i = 0; i < 2; i++) {
         const ra_item_loop *loop = &item->loop[i];
-        p.q.row += turn[i] * loop->q_row;
-        p.q.pos += turn[i] * loop->q_pos;
-        p.k.row += turn[i] * loop->k_row;
-        p.k.pos += turn[i] * loop->k_pos;
-        p.origin += turn[i] * loop->origin;
+        p.q.row += iteration[i] * loop->q_row;
+        p.q.pos += iteration[i] * loop->q_pos;
+        p.k.row += iteration[i] * loop->k_row;
+        p.k.pos += iteration[i] * loop->k_pos;
+        p.origin += iteration[i] * loop->origin;
     }
     p.group = problem->heads / problem->kv_heads;
     p.head = (item->heads.start + p.kv_index * item->heads.step) * p.group;

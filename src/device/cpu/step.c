@@ -58,12 +58,12 @@ static int64_t wave_end(const ra_item *items, int64_t begin, int64_t count, bool
 /* -------------------------------------------------------------------------------------------------------- forward */
 
 /* The rows of a wave, slab by slab, are dealt in large tiles: the more rows a tile has, the more one packing of keys serves.
- * From row `turn` on tiles are small, to even out the end. */
+ * From row `small_from` on tiles are small, to even out the end. */
 typedef struct forward_wave {
     const ra_forward_step *step;
     const ra_item *items;
     const ra_forward_tiles *tiles;
-    int64_t large, small, turn;
+    int64_t large, small, small_from;
     int64_t number; /* of its first slab, among those of the step */
 } forward_wave;
 
@@ -77,7 +77,7 @@ typedef struct cut {
 } cut;
 
 static cut cut_of(const forward_wave *wave, int64_t at, int64_t rows) {
-    const int64_t large = ra_max(0, ra_min(rows, wave->turn - at)), small = rows - large;
+    const int64_t large = ra_max(0, ra_min(rows, wave->small_from - at)), small = rows - large;
     cut c = {.small_tiles = ra_ceil_div(small, wave->small)};
     c.small_rows = ra_min(rows, c.small_tiles * wave->small);
     c.large_tiles = ra_ceil_div(rows - c.small_rows, wave->large);
@@ -87,7 +87,7 @@ static cut cut_of(const forward_wave *wave, int64_t at, int64_t rows) {
 /* Tiles of the first `count` slabs of an item that begins at row `at` of the wave. At most one of them has both kinds. */
 static int64_t tiles_of_slabs(const forward_wave *wave, int64_t at, int64_t rows, int64_t count) {
     if (count <= 0) return 0;
-    const int64_t full = ra_max(0, ra_min(count, (wave->turn - at) / rows));
+    const int64_t full = ra_max(0, ra_min(count, (wave->small_from - at) / rows));
     int64_t tiles = full * ra_ceil_div(rows, wave->large);
     if (full == count) return tiles;
     const cut both = cut_of(wave, at + full * rows, rows);
@@ -141,9 +141,9 @@ static void choose_tiles(forward_wave *wave, int64_t all) {
     const bool masked = ra_mask_limits(problem->left, problem->right) || problem->key_begin || problem->key_end;
     int64_t tiles = wave->step->poll ? 8 * workers : workers > 1 && masked ? (light ? 16 : 4) * workers : workers;
     const bool small_ends = workers > 1 && !masked && (light || !wave->step->poll);
-    wave->turn = small_ends ? all - all / (light ? 2 : 4) : all;
-    tiles *= ra_max(1, ra_ceil_div(wave->turn, tiles * most)); /* all alike */
-    wave->large = ra_max(1, ra_ceil_div(wave->turn, tiles * unit)) * unit;
+    wave->small_from = small_ends ? all - all / (light ? 2 : 4) : all;
+    tiles *= ra_max(1, ra_ceil_div(wave->small_from, tiles * most)); /* all alike */
+    wave->large = ra_max(1, ra_ceil_div(wave->small_from, tiles * unit)) * unit;
     const int64_t small = ra_max(light ? 1 : 4, ra_ceil_div(all, (light ? 64 : 16) * workers * unit));
     wave->small = ra_min(wave->large, small * unit);
 }

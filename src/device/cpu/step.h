@@ -1,6 +1,6 @@
 /* How the CPU computes a step: cut into tiles, which are handed to the workers.
  *
- * A slab is one turn of an item's loops for one batch entry and one KV head: a progression of query rows against one of keys.
+ * A slab is one iteration of an item's loops for one batch entry and KV head: a progression of query rows against one of keys.
  * The query heads of a group share their keys, so a slab counts query rows and heads together: row r of a slab is query a = r
  * / group of the item, head u = r % group. Tiles are intervals of such rows, and in backward intervals of keys as well. All of
  * it is arithmetic on a tile's number; nothing is listed.
