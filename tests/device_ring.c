@@ -7,13 +7,10 @@
 #include <time.h>
 
 #include "device/cuda/loader.h"
-#include "support.h"
+#include "device_case.h"
 
 static void draw_case(test_case *c, test_rng *rng, int64_t n) {
-    test_case_random(c, rng, n % 10 ? 40 : 120, 5);
-    c->desc.device = RA_DEVICE_CUDA;
-    c->desc.kernel = NULL;
-    if (c->desc.dtype == RA_F64) c->desc.dtype = RA_F32;
+    device_case_random(c, rng, n % 10 ? 40 : 120, 5);
 }
 
 static void every_mode_matches_the_reference(void **state) {
@@ -177,7 +174,7 @@ static void the_next_bucket_travels_while_this_one_is_computed(void **state) {
         const double steps = 1e-3 * STEPS * STEP_MS, exchanges = 1e-3 * EXCHANGES * copies * copy_ms,
                      limit = steps + 0.75 * exchanges;
         double took = INFINITY;
-        for (int i = 0; i < 30 && took >= limit; i++) { /* again where a busy machine took longer: without overlap all are longer */
+        for (int i = 0; i < 30 && took >= limit; i++) { /* again on a busy machine: without overlap all take longer */
             const double start = seconds_now();
             hand_run(h);
             took = fmin(took, seconds_now() - start);

@@ -3,16 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "device_case.h"
 #include "ringattn_cuda.h"
-#include "support.h"
 
 static void draw_case(test_case *c, test_rng *rng, int64_t n) {
-    test_case_random(c, rng, n % 10 ? 40 : 150, 1);
-    c->desc.device = RA_DEVICE_CUDA;
-    c->desc.kernel = n % 5 ? NULL : "sm80";
+    device_case_random(c, rng, n % 10 ? 40 : 150, 1);
+    if (n % 5 == 0) c->desc.kernel = "sm80";
     c->desc.schedule = RA_SCHEDULE_AUTO;
     c->transport = TEST_SELF;
-    if (c->desc.dtype == RA_F64) c->desc.dtype = RA_F32;
 }
 
 static void every_mode_matches_the_reference(void **state) {
