@@ -92,9 +92,23 @@ class Results(kit.Case):
             for direction in ("forward", "backward"):
                 part = [row["value"] for row in cpu if report.peer(dtype, direction)(row)]
                 quoted.append((report.span(part), line))
+        mpi = [row["value"] for row in report.merged([report.read(os.path.join(BENCH, "results", "neoverse-n1.json"))])
+               if report.ranks(threads=False)(row)]
+        quoted.append((f"| {report.span(mpi)} |", "a ring of two MPI processes"))
         for text, begin in quoted:
             (line,) = [line for line in readme.splitlines() if line.startswith("| " + begin)]
             self.assertIn(text, line)
+
+    def test_the_readme_quotes_the_memory_that_is_planned(self):
+        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as file:
+            (line,) = re.findall(r"^\| peak memory of a rank, .*$", file.read(), re.M)
+        for dtype, pattern in (("f16", r"f16: (\d+) MiB on 1 rank; (\d+), (\d+), (\d+) MiB on 2, 4, 8"),
+                               ("f32", r"f32: (\d+); (\d+), (\d+), (\d+)")):
+            for ring_size, quoted in zip((1, 2, 4, 8), re.search(pattern, line).groups()):
+                plan = self.json("plan", "--seq", 16384, "--heads", 8, "--head-dim", 64, "--schedule", "ring", "--dtype", dtype,
+                                 "--ring-size", ring_size, "--kernel", "scalar", "--threads", 1)
+                planned = max(rank["memory_bytes"] for rank in plan["ranks"]) / 2**20
+                self.assertAlmostEqual(int(quoted), planned, delta=1, msg=(dtype, ring_size))  # kernels differ by less
 
     def test_the_benches_print_their_help(self):
         for name in ("cpu_peers.py", "gpu_peers.py", "report.py"):
