@@ -136,6 +136,21 @@ class Docs(kit.Case):
             for target in re.findall(r"(?:`|^)make ([a-z][a-z-]*)", text, re.M):
                 self.assertIn(target, targets, page)
 
+    def test_every_link_in_the_pages_leads_somewhere(self):
+        def headings(page):
+            lines = re.findall(r"^#+ (.*)$", pages.prose(page), re.M)
+            return [re.sub(r"[^\w -]", "", line.lower()).replace(" ", "-") for line in lines]
+
+        for page in [*pages.PAGES, *sorted((pages.ROOT / "bench").glob("**/*.md"))]:
+            for link in re.findall(r"\]\(([^)\s]+)\)", pages.prose(page)):
+                if re.match(r"\w+:", link):
+                    continue  # to another site
+                name, _, heading = link.partition("#")
+                target = page.parent / name if name else page
+                self.assertTrue(target.exists(), f"{page}: {link}")
+                if heading and target.suffix == ".md":
+                    self.assertIn(heading, headings(target), f"{page}: {link}")
+
     def test_help_exists_for_every_command_and_goes_to_stdout(self):
         overview = self.ok("--help").stdout
         for command in COMMANDS:
