@@ -93,7 +93,7 @@ PORTABLE_TILE portable_tile_load(int t, const void *p, int64_t stride) {
 PORTABLE_TILE portable_tile_store(int t, void *p, int64_t stride) {
     for (int i = 0; i < 16; i++) memcpy((char *)p + i * stride, portable_tiles[t][i], 64);
 }
-/* Subnormal operands and sums are 0. No other thread's memory is touched, and sanitizers would make this most of a test's time. */
+/* Subnormal operands and sums are 0. Only memory of this thread is touched; sanitizers would take most of a test's time. */
 __attribute__((no_sanitize("address", "thread", "undefined"))) PORTABLE_TILE portable_tile_dot(int c, int a, int b) {
     union {
         uint32_t bits;
