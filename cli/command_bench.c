@@ -93,6 +93,7 @@ static ra_status bench_rank(const settings *s, const ra_attention_desc *desc, bo
         json_object_update_new(o, json_pack("{s:o, s:I, s:I, s:I, s:b, s:o}", "holes", json_number(holes), "pairs",
                                             (json_int_t)r.plan.pairs, "rank", (json_int_t)s->rank, "sampled_rows",
                                             (json_int_t)r.sampled_rows, "failed", *check_failed, "worst", worst));
+        add_path(&r.m, o);
         add_passes(s, desc, &r.m, pairs, o);
         return print_json(s, o);
     }

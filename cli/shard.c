@@ -73,36 +73,30 @@ void shard_free(shard *s) {
 
 /* -------------------------------------------------------------------------------------------------------- generating */
 
-/* Where the host may read and write a tensor: the tensor itself, or a copy of a device's, to be handed back. */
-static ra_status host_side(const shard *s, tensor_id id, bool filled, char **host) {
-    *host = s->t[id].buffer;
-    if (!on_device(s)) return RA_OK;
-    *host = ra_alloc(s->t[id].bytes);
-    if (!*host)
-        return ra_fail(RA_NOMEM, "rank %d has no memory to copy a tensor of %lld bytes", s->rank, (long long)s->t[id].bytes);
-    if (!filled) return RA_OK;
-    ra_status status = ra_cuda_copy(*host, s->t[id].buffer, s->t[id].bytes, s->stream);
-    if (status == RA_OK) status = ra_cuda_synchronize(s->stream);
-    if (status != RA_OK) ra_free(*host, s->t[id].bytes);
-    return status;
+static ra_status generate_on_device(const shard *s, tensor_id id, data_tensor which, uint64_t seed) {
+    const ra_shard *rows = rows_of(s, id);
+    const ra_generated whole = {.seed = seed,
+                                .tensor = (int64_t)which,
+                                .batch = s->desc->batch,
+                                .rows = tensor_rows(s->desc, id),
+                                .heads = tensor_heads(s->desc, id),
+                                .head_dim = s->desc->head_dim,
+                                .dtype = s->desc->dtype};
+    ra_tensor to = s->t[id].tensor;
+    for (int run = 0; run < 2; run++) {
+        const ra_row_set set = {.heads = {0, 1, whole.heads}, .rows = rows->rows[run], .repeats = 1};
+        RA_TRY(ra_cuda_generate(&whole, &set, to, s->stream));
+        to.data = (char *)to.data + rows->rows[run].count * to.row * (int64_t)ra_dtype_size(whole.dtype);
+    }
+    return ra_cuda_synchronize(s->stream);
 }
 
-static ra_status hand_back(const shard *s, tensor_id id, bool changed, char *host) {
-    if (!on_device(s)) return RA_OK;
-    ra_status status = changed ? ra_cuda_copy(s->t[id].buffer, host, s->t[id].bytes, s->stream) : RA_OK;
-    if (status == RA_OK) status = ra_cuda_synchronize(s->stream);
-    ra_free(host, s->t[id].bytes);
-    return status;
-}
-
-
-static ra_status generate(shard *s, tensor_id id, data_tensor which, uint64_t seed) {
+static ra_status generate(const shard *s, tensor_id id, data_tensor which, uint64_t seed) {
     if (!s->t[id].buffer) return RA_OK;
+    if (on_device(s)) return generate_on_device(s, id, which, seed);
     const ra_shard *rows = rows_of(s, id);
     int64_t heads = tensor_heads(s->desc, id), row_elements = heads * s->desc->head_dim, total = tensor_rows(s->desc, id);
-    char *host;
-    RA_TRY(host_side(s, id, false, &host));
-    char *at = host;
+    char *at = s->t[id].buffer;
     for (int64_t b = 0; b < s->desc->batch; b++)
         for (int run = 0; run < 2; run++)
             for (int64_t i = 0; i < rows->rows[run].count;) {
@@ -112,7 +106,7 @@ static ra_status generate(shard *s, tensor_id id, data_tensor which, uint64_t se
                 at += (size_t)(n * row_elements) * ra_dtype_size(s->desc->dtype);
                 i += n;
             }
-    return hand_back(s, id, true, host);
+    return RA_OK;
 }
 
 ra_status shard_generate(shard *s, uint64_t seed) {
@@ -135,6 +129,28 @@ bool shard_place(shard *s, tensor_id id, void *array) {
     t->data = (char *)array + only->start * t->row * size;
     t->row *= only->step;
     return true;
+}
+
+/* Where the host may read and write a tensor: the tensor itself, or a copy of a device's, to be handed back. */
+static ra_status host_side(const shard *s, tensor_id id, bool filled, char **host) {
+    *host = s->t[id].buffer;
+    if (!on_device(s)) return RA_OK;
+    *host = ra_alloc(s->t[id].bytes);
+    if (!*host)
+        return ra_fail(RA_NOMEM, "rank %d has no memory to copy a tensor of %lld bytes", s->rank, (long long)s->t[id].bytes);
+    if (!filled) return RA_OK;
+    ra_status status = ra_cuda_copy(*host, s->t[id].buffer, s->t[id].bytes, s->stream);
+    if (status == RA_OK) status = ra_cuda_synchronize(s->stream);
+    if (status != RA_OK) ra_free(*host, s->t[id].bytes);
+    return status;
+}
+
+static ra_status hand_back(const shard *s, tensor_id id, bool changed, char *host) {
+    if (!on_device(s)) return RA_OK;
+    ra_status status = changed ? ra_cuda_copy(s->t[id].buffer, host, s->t[id].bytes, s->stream) : RA_OK;
+    if (status == RA_OK) status = ra_cuda_synchronize(s->stream);
+    ra_free(host, s->t[id].bytes);
+    return status;
 }
 
 /* Elements may lie at any address in a file, so they pass through an aligned buffer when they must. */
@@ -202,6 +218,17 @@ ra_status shard_store(const shard *s, tensor_id id, void *array, ra_dtype dtype)
     RA_TRY(host_side(s, id, true, &c.local));
     each_piece(s, id, move_out, &c);
     return hand_back(s, id, false, c.local);
+}
+
+ra_status shard_read(const shard *s, tensor_id id, int64_t first, int64_t count, void *elements) {
+    const int64_t size = (int64_t)ra_dtype_size(tensor_dtype(s->desc, id));
+    const char *from = (const char *)s->t[id].tensor.data + first * size;
+    if (on_device(s)) {
+        RA_TRY(ra_cuda_copy(elements, from, count * size, s->stream));
+        return ra_cuda_synchronize(s->stream);
+    }
+    memcpy(elements, from, (size_t)(count * size));
+    return RA_OK;
 }
 
 /* --------------------------------------------------------------------------------------------------------- arguments */

@@ -51,6 +51,9 @@ bool shard_place(shard *s, tensor_id id, void *array);
 ra_status shard_load(shard *s, tensor_id id, const void *array, ra_dtype dtype);
 ra_status shard_store(const shard *s, tensor_id id, void *array, ra_dtype dtype);
 
+/* Elements of a rank's tensor, `first` counted in its memory, wherever that is. */
+ra_status shard_read(const shard *s, tensor_id id, int64_t first, int64_t count, void *elements);
+
 /* The arguments of the library's calls. */
 ra_forward_args shard_forward_args(const shard *s);
 ra_backward_args shard_backward_args(const shard *s);

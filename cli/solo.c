@@ -8,8 +8,10 @@
 #include "core/dtype.h"
 #include "core/size.h"
 #include "core/status.h"
+#include "device.h"
 #include "progress.h"
 #include "reference/reference.h"
+#include "ringattn_cuda.h"
 #include "shard.h"
 #include "trace.h"
 
@@ -33,6 +35,22 @@ static void make_row(void *ctx, bool value, int64_t batch, int64_t key, int64_t 
     data_fill(o->s->seed, value ? DATA_V : DATA_K, first, d->head_dim, d->dtype, elements);
 }
 
+/* The same for many rows, on the GPU. */
+static ra_status make_rows(void *ctx, bool value, const ra_row_set *rows, void *elements, void *stream) {
+    const solo *o = ctx;
+    const ra_attention_desc *d = o->desc;
+    const ra_generated whole = {.seed = o->s->seed,
+                                .tensor = value ? DATA_V : DATA_K,
+                                .batch = d->batch,
+                                .rows = d->seq_k,
+                                .heads = tensor_heads(d, T_K),
+                                .head_dim = d->head_dim,
+                                .dtype = d->dtype};
+    const int64_t block = rows->repeats * rows->rows.count * d->head_dim; /* of a head */
+    const ra_tensor packed = {elements, rows->heads.count * block, d->head_dim, block};
+    return ra_cuda_generate(&whole, rows, packed, stream);
+}
+
 /* A row as the reference reads it: generated, rounded to the dtype that is computed with, widened. */
 static void read_row(const solo *o, data_tensor which, tensor_id like, int64_t batch, int64_t row, int64_t head,
                      double *elements) {
@@ -52,29 +70,33 @@ static void read_dout(void *ctx, int64_t b, int64_t row, int64_t head, double *e
 /* ---------------------------------------------------------------------------------------------------------- checking */
 
 /* Local row n of a tensor of queries: its elements for every batch entry and head, in float64. */
-static void pick_row(const solo *o, tensor_id id, int64_t n, double *row) {
+static ra_status pick_row(const solo *o, tensor_id id, int64_t n, double *row) {
     const ra_attention_desc *d = o->desc;
     const ra_tensor *t = &o->mine.t[id].tensor;
-    int64_t dim = id == T_LSE ? 1 : d->head_dim, size = (int64_t)ra_dtype_size(tensor_dtype(d, id));
+    int64_t dim = id == T_LSE ? 1 : d->head_dim;
+    double narrow[256]; /* room for any dtype */
     for (int64_t b = 0; b < d->batch; b++)
-        for (int64_t h = 0; h < d->heads; h++, row += dim)
-            ra_convert(row, RA_F64, (const char *)t->data + (b * t->batch + n * t->row + h * t->head) * size,
-                       tensor_dtype(d, id), dim);
+        for (int64_t h = 0; h < d->heads; h++, row += dim) {
+            RA_TRY(shard_read(&o->mine, id, b * t->batch + n * t->row + h * t->head, dim, narrow));
+            ra_convert(row, RA_F64, narrow, tensor_dtype(d, id), dim);
+        }
+    return RA_OK;
 }
 
-static void judge_row(solo *o, int64_t n, const ref_outputs *want, double *got) {
+static ra_status judge_row(solo *o, int64_t n, const ref_outputs *want, double *got) {
     const ra_attention_desc *d = o->desc;
     verdict *v = &o->result->verdict;
     int64_t narrow = d->batch * d->heads, wide = narrow * d->head_dim;
     double bound = ref_bound(d->dtype, false, want->max_score);
-    pick_row(o, T_OUT, n, got);
+    RA_TRY(pick_row(o, T_OUT, n, got));
     verify_judge(v, VERIFY_OUT, ref_compare(got, want->out, want->m_out, wide, d->dtype).ratio, bound);
-    pick_row(o, T_LSE, n, got);
+    RA_TRY(pick_row(o, T_LSE, n, got));
     verify_judge(v, VERIFY_LSE, ref_compare_lse(got, want->lse, want->m_lse, narrow).ratio,
                  ref_bound(d->dtype, true, want->max_score));
-    if (!o->backward) return;
-    pick_row(o, T_DQ, n, got);
+    if (!o->backward) return RA_OK;
+    RA_TRY(pick_row(o, T_DQ, n, got));
     verify_judge(v, VERIFY_DQ, ref_compare(got, want->dq, want->m_dq, wide, d->dtype).ratio, bound);
+    return RA_OK;
 }
 
 /* The global row of local row n. */
@@ -99,18 +121,19 @@ static ra_status check_rows(solo *o) {
         return ra_fail(RA_NOMEM, "no memory for the reference");
     }
     progress_start("checking sampled rows");
-    for (int64_t i = 0; i < count && enough; i++) {
+    ra_status status = RA_OK;
+    for (int64_t i = 0; i < count && status == RA_OK; i++) {
         int64_t n = count > 1 ? (int64_t)((double)i * (double)(rows - 1) / (double)(count - 1)) : 0;
         int64_t row = global_row(&o->mine.queries, n);
-        enough = ref_query_rows(d, &inputs, &row, 1, o->backward, &want);
-        if (enough) judge_row(o, n, &want, got);
+        status = ref_query_rows(d, &inputs, &row, 1, o->backward, &want) ? judge_row(o, n, &want, got)
+                                                                         : ra_fail(RA_NOMEM, "no memory for the reference");
         progress_set((double)i / (double)count);
     }
     progress_end();
     o->result->sampled_rows = count;
     ref_outputs_free(&want);
     free(got);
-    return enough ? RA_OK : ra_fail(RA_NOMEM, "no memory for the reference");
+    return status;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- measuring */
@@ -121,25 +144,24 @@ typedef struct timing {
 } timing;
 
 static ra_status timed(solo *o, ra_plan *plan, bool backward, timing *t) {
-    ra_forward_args forward = shard_forward_args(&o->mine);
-    ra_backward_args back = shard_backward_args(&o->mine);
     ra_stats_data stats = {.struct_size = sizeof stats};
-    double start = now();
-    RA_TRY(backward ? ra_backward(plan, &back) : ra_forward(plan, &forward));
+    double seconds;
+    RA_TRY((backward ? device_backward : device_forward)(plan, &o->mine, &seconds));
     if (!t) return RA_OK;
-    t->seconds[t->count++] = now() - start;
+    t->seconds[t->count++] = seconds;
     RA_TRY(ra_stats(plan, &stats));
     t->bytes_sent = stats.bytes_sent;
     return RA_OK;
 }
 
-/* No warm-up: a rank of a large job takes long enough. */
+/* On the CPU without warm-up: a rank of a large job takes long enough. A GPU loads kernels and allocates in its first calls. */
 static ra_status run_passes(solo *o, ra_plan *plan, timing *forward, timing *backward) {
-    bool time_forward = o->s->pass != PASS_BWD;
+    const bool time_forward = o->s->pass != PASS_BWD;
+    const int64_t first = o->desc->device == RA_DEVICE_CUDA ? -1 : 0;
     progress_start("bench");
-    for (int64_t i = 0; i < o->s->repeat; i++) {
-        if (time_forward || i == 0) RA_TRY(timed(o, plan, false, time_forward ? forward : NULL));
-        if (o->backward) RA_TRY(timed(o, plan, true, backward));
+    for (int64_t i = first; i < o->s->repeat; i++) {
+        if (time_forward || i == first) RA_TRY(timed(o, plan, false, time_forward && i >= 0 ? forward : NULL));
+        if (o->backward) RA_TRY(timed(o, plan, true, i >= 0 ? backward : NULL));
         progress_set((double)(i + 1) / (double)o->s->repeat);
     }
     progress_end();
@@ -180,7 +202,8 @@ static ra_status run_rank(solo *o) {
     ra_comm *comm = NULL;
     ra_plan *plan = NULL;
     RA_TRY(ra_comm_solo((int)o->s->rank, (int)o->s->ring_size, &ops, &comm));
-    ra_status status = trace_attach(o->s, comm);
+    ra_status status = ra_comm_set_cuda_maker(comm, make_rows, o);
+    if (status == RA_OK) status = trace_attach(o->s, comm);
     if (status == RA_OK) status = ra_plan_create(comm, o->desc, &plan);
     if (status == RA_OK) status = shard_alloc_all(&o->mine, o->backward);
     if (status == RA_OK) status = shard_generate(&o->mine, o->s->seed);

@@ -52,6 +52,29 @@ RA_API ra_status ra_cuda_mark(void *stream, void **event);
 RA_API ra_status ra_cuda_between(void *start, void *end, double *seconds);
 RA_API void ra_cuda_forget(void *event);
 
+/* Rows of some heads of a tensor, of all its batch entries: `rows`, and the same `repeat_step` rows later, `repeats` in all. */
+typedef struct ra_row_set {
+    ra_rows heads, rows;
+    int64_t repeats, repeat_step;
+} ra_row_set;
+
+/* For a rank that is played alone (ra_comm_solo) on a GPU: enqueues on `stream` what writes these rows of k (value false) or v
+ * (value true) to device memory without gaps, [batch][head][repeat][row][head_dim]. Set it before the first plan on a GPU. */
+typedef ra_status (*ra_cuda_maker)(void *ctx, bool value, const ra_row_set *rows, void *elements, void *stream);
+RA_API ra_status ra_comm_set_cuda_maker(ra_comm *comm, ra_cuda_maker maker, void *ctx);
+
+/* A C-order tensor [batch, rows, heads, head_dim] of which anybody can make any row anywhere: an element is a function of seed,
+ * tensor and its index alone. The numbers are about normal, with mean 0 and variance 1. */
+typedef struct ra_generated {
+    uint64_t seed;
+    int64_t tensor; /* which of the seed's */
+    int64_t batch, rows, heads, head_dim;
+    ra_dtype dtype;
+} ra_generated;
+/* Writes rows of it to device memory, in order with the stream: to row repeat * rows.count + i of head h of `to` goes row i of
+ * that repeat, of the h-th of the heads. f32, bf16 and f16. */
+RA_API ra_status ra_cuda_generate(const ra_generated *tensor, const ra_row_set *rows, ra_tensor to, void *stream);
+
 /* Which kernel the latest step on this thread ran: "sm90a", "sm80", "f32", or "" before the first. */
 RA_API const char *ra_cuda_last_path(void);
 

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "ringattn_cuda.h"
 #include "support.h"
 
 /* The module beside this program. */
@@ -54,7 +55,12 @@ static void make_zeros(void *ctx, bool value, int64_t batch, int64_t key, int64_
     memset(row, 0, 16 * sizeof(float));
 }
 
-static void a_rank_played_alone_is_refused_on_a_gpu(void **state) {
+static ra_status make_nothing(void *ctx, bool value, const ra_row_set *rows, void *elements, void *stream) {
+    (void)ctx, (void)value, (void)rows, (void)elements, (void)stream;
+    return RA_OK;
+}
+
+static void a_rank_played_alone_on_a_gpu_needs_a_maker_of_its_rows(void **state) {
     (void)state;
     need_cuda();
     const ra_attention_desc desc = on_gpu();
@@ -63,14 +69,28 @@ static void a_rank_played_alone_is_refused_on_a_gpu(void **state) {
     ra_plan *plan = NULL;
     assert_int_equal(ra_comm_solo(0, 2, &ops, &comm), RA_OK);
     assert_int_equal(ra_plan_create(comm, &desc, &plan), RA_NOT_AVAILABLE);
-    assert_non_null(strstr(ra_last_error(), "a rank that runs alone (ra_comm_solo) computes on the CPU"));
+    assert_non_null(strstr(ra_last_error(), "a rank that runs alone (ra_comm_solo) on a GPU needs ra_comm_set_cuda_maker"));
+    assert_int_equal(ra_comm_set_cuda_maker(comm, make_nothing, NULL), RA_OK);
+    assert_int_equal(ra_plan_create(comm, &desc, &plan), RA_OK);
+    ra_plan_destroy(plan);
+    ra_comm_destroy(comm);
+}
+
+static void a_rank_with_peers_is_given_no_maker(void **state) {
+    (void)state;
+    ra_comm *comm = NULL;
+    assert_int_equal(ra_comm_set_cuda_maker(NULL, make_nothing, NULL), RA_INVALID);
+    assert_int_equal(ra_comm_self(&comm), RA_OK);
+    assert_int_equal(ra_comm_set_cuda_maker(comm, make_nothing, NULL), RA_INVALID);
+    assert_non_null(strstr(ra_last_error(), "ra_comm_solo"));
     ra_comm_destroy(comm);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_ring_of_gpus_is_planned),
-        cmocka_unit_test(a_rank_played_alone_is_refused_on_a_gpu),
+        cmocka_unit_test(a_rank_played_alone_on_a_gpu_needs_a_maker_of_its_rows),
+        cmocka_unit_test(a_rank_with_peers_is_given_no_maker),
     };
     return cmocka_run_group_tests_name("device", tests, find_stand_in, NULL);
 }

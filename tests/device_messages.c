@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/dtype.h"
+#include "core/philox.h"
 #include "device/device.h"
 #include "ringattn_cuda.h"
 #include "support.h"
@@ -114,6 +115,33 @@ static void results_of_a_failed_call_are_no_numbers(void **state) {
     for (int i = 0; i < NUMBERS / DIM; i++) assert_true(isnan(lse[i]));
 }
 
+/* Every element of the rows, by Philox itself, and nothing beside them. Elements of a row of odd length share a draw with the
+ * row beside. */
+static void generated_rows_are_functions_of_their_place(void **state) {
+    enum { WIDE = 5, FIRST = 7, COUNT = 2 * 2 * 2 * 3 };
+    const ra_generated tensor = {
+        .seed = 11, .tensor = 3, .batch = 2, .rows = 50, .heads = 4, .head_dim = WIDE, .dtype = RA_F32};
+    const ra_row_set set = {.heads = {1, 2, 2}, .rows = {FIRST, 3, 3}, .repeats = 2, .repeat_step = 20};
+    static float made[COUNT * WIDE + 1];
+    const ra_tensor to = {made, COUNT / 2 * WIDE, WIDE, COUNT / 4 * WIDE};
+    made[COUNT * WIDE] = 77;
+    assert_int_equal(ra_cuda_generate(&tensor, &set, to, state), RA_OK);
+    assert_int_equal(ra_cuda_synchronize(state), RA_OK);
+    for (int64_t n = 0; n < COUNT * WIDE; n++) {
+        const int64_t d = n % WIDE, row = n / WIDE % 3, repeat = n / WIDE / 3 % 2, head = n / WIDE / 6 % 2, b = n / WIDE / 12;
+        const uint64_t at = (uint64_t)((b * 50 + FIRST + repeat * 20 + row * 3) * 4 + 1 + head * 2) * WIDE + (uint64_t)d;
+        const ra_philox draw = ra_philox4x32(11, (uint32_t)(at / 2), 0, 3, 0x64617461u);
+        const uint32_t *w = &draw.word[at % 2 * 2];
+        const int32_t sum = (int32_t)((w[0] & 0xffff) + (w[0] >> 16) + (w[1] & 0xffff) + (w[1] >> 16));
+        assert_true(made[n] == (float)(sum - 131070) * 2.6429e-5f);
+    }
+    assert_true(made[COUNT * WIDE] == 77);
+    ra_generated wide = tensor;
+    wide.dtype = RA_F64;
+    assert_int_equal(ra_cuda_generate(&wide, &set, to, state), RA_NOT_AVAILABLE);
+    assert_int_equal(ra_cuda_generate(NULL, &set, to, state), RA_INVALID);
+}
+
 /* A chain of copies, each on another stream than the one before: without the waits between them it comes out wrong. */
 static void a_stream_waits_for_a_moment_of_another(void **state) {
     (void)state;
@@ -149,6 +177,7 @@ int main(void) {
         cmocka_unit_test(what_comes_home_is_added_to_its_rows_alone),
         cmocka_unit_test(states_and_sums_merge_as_on_the_cpu),
         cmocka_unit_test(results_of_a_failed_call_are_no_numbers),
+        cmocka_unit_test(generated_rows_are_functions_of_their_place),
         cmocka_unit_test(a_stream_waits_for_a_moment_of_another),
     };
     return cmocka_run_group_tests_name("messages on a GPU", tests, NULL, NULL);

@@ -114,8 +114,8 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     if (ra_link_is_solo(comm->link) && desc && desc->query_placement == RA_REPLICATED)
         return ra_fail(RA_NOT_AVAILABLE, "a rank that runs alone (ra_comm_solo) needs query_placement sharded");
     const ra_device_ops *device = desc ? ra_device_of(desc->device) : NULL;
-    if (ra_link_is_solo(comm->link) && device && device->copies)
-        return ra_fail(RA_NOT_AVAILABLE, "a rank that runs alone (ra_comm_solo) computes on the CPU, not on a %s",
+    if (ra_link_is_solo(comm->link) && device && device->memory && !comm->device_maker)
+        return ra_fail(RA_NOT_AVAILABLE, "a rank that runs alone (ra_comm_solo) on a %s needs ra_comm_set_cuda_maker",
                        device->name);
     ra_arena arena = {0};
     ra_config config = {0};

@@ -116,7 +116,8 @@ ra_status ra_call_recv(ra_call *call, int peer, char *frame, int64_t payload) {
 }
 
 ra_status ra_call_recv_kv(ra_call *call, int peer, char *frame, int64_t payload, const ra_piece *pieces, int64_t count) {
-    ra_made_pieces made = {&call->plan->route, pieces, count, call->queue.workers, &call->comm->solo};
+    const ra_queue *queue = call->lane ? &call->lane->queue : &call->queue;
+    ra_made_pieces made = {&call->plan->route, pieces, count, call->comm, call->device, queue};
     return receive(call, peer, frame, payload, &(ra_maker){ra_make_pieces, &made});
 }
 

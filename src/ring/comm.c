@@ -143,6 +143,15 @@ ra_status ra_comm_solo(int rank, int ranks, const ra_solo_ops *ops, ra_comm **co
     return RA_OK;
 }
 
+ra_status ra_comm_set_cuda_maker(ra_comm *comm, ra_cuda_maker maker, void *ctx) {
+    if (!comm) return ra_fail(RA_INVALID, "comm is NULL");
+    if (!ra_link_is_solo(comm->link))
+        return ra_fail(RA_INVALID, "comm has peers, and a maker is for a rank that runs alone (ra_comm_solo)");
+    comm->device_maker = maker;
+    comm->device_maker_ctx = ctx;
+    return RA_OK;
+}
+
 int ra_comm_rank(const ra_comm *comm) { return comm ? comm->rank : -1; }
 int ra_comm_size(const ra_comm *comm) { return comm ? comm->ranks : 0; }
 const char *ra_comm_transport(const ra_comm *comm) { return comm ? ra_link_transport(comm->link) : ""; }

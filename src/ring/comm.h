@@ -6,6 +6,7 @@
 
 #include "core/pool.h"
 #include "core/workers.h"
+#include "ringattn_cuda.h"
 #include "transport/link.h"
 
 #define RA_CACHE_ENTRIES 32
@@ -19,7 +20,9 @@ struct ra_comm {
     pid_t process; /* that made it: a forked child lacks its threads */
     int rank, ranks;
     ra_together *together; /* all ranks are of this process (lane.h); NULL: not known to be */
-    ra_solo_ops solo;                                      /* of a rank played alone */
+    ra_solo_ops solo; /* of a rank played alone, */
+    ra_cuda_maker device_maker; /* and where its device has memory of its own; NULL: there is none */
+    void *device_maker_ctx;
     void (*trace)(void *ctx, const ra_trace_event *event); /* NULL: nobody looks */
     void *trace_ctx;
     ra_pool *pool, *device_pool;     /* the second is made by the first plan on a device */

@@ -81,6 +81,7 @@ static ra_status open_lane(const ra_copy_ops *copies, ra_lane **result) {
 
 /* A checksum covers the payload only where that passes the link. */
 static const ra_lane_ops *kind_of(const ra_comm *comm, const ra_plan *plan) {
+    if (ra_link_is_solo(comm->link)) return &ra_lane_solo;
     return comm->together && !plan->config.checksum ? &ra_lane_direct : &ra_lane_staged;
 }
 

@@ -2,6 +2,7 @@
  *
  *     staged   device -> pinned frame -> link -> pinned frame -> device, over every transport
  *     direct   one copy from the peer's memory into this rank's, where both ranks are of one process
+ *     solo     made in the device's memory, where a rank is played alone
  *
  * A lane has a queue of its own, so that copies run beside what a call computes:
  *
@@ -37,7 +38,7 @@ typedef struct ra_lane_ops {
     /* Waits until all messages of the step are received and sent. */
     ra_status (*wait)(ra_call *call);
 } ra_lane_ops;
-extern const ra_lane_ops ra_lane_staged, ra_lane_direct;
+extern const ra_lane_ops ra_lane_staged, ra_lane_direct, ra_lane_solo;
 
 struct ra_lane {
     const ra_copy_ops *copies;

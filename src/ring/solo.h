@@ -2,17 +2,19 @@
 #ifndef RA_RING_SOLO_H
 #define RA_RING_SOLO_H
 
-#include "core/workers.h"
+#include "device/device.h"
 #include "geometry/route.h"
+#include "ring/comm.h"
 
-/* Pieces one after the other, each K then V, made row by row: an ra_maker. */
+/* Pieces one after the other, each K then V: an ra_maker. */
 typedef struct ra_made_pieces {
     const ra_route *route;
     const ra_piece *pieces;
     int64_t count;
-    ra_workers *workers;
-    const ra_solo_ops *ops;
+    const ra_comm *comm;
+    const ra_device_ops *device;
+    const ra_queue *queue; /* of the lane, where there is one */
 } ra_made_pieces;
-void ra_make_pieces(void *made_pieces, char *packed);
+ra_status ra_make_pieces(void *made_pieces, char *packed);
 
 #endif

@@ -52,7 +52,7 @@ typedef struct ra_transfer {
 
 /* What a peer would have sent, for a link without peers: fills the payload. */
 typedef struct ra_maker {
-    void (*make)(void *arg, char *payload); /* NULL: zeros */
+    ra_status (*make)(void *arg, char *payload); /* NULL: zeros */
     void *arg;
 } ra_maker;
 

@@ -120,6 +120,20 @@ class Cli(unittest.TestCase):
         found = json.loads(answer.stdout)
         self.assertGreater(found["bwd"]["gflops"], 0)
 
+    def test_ranks_played_alone_are_right_and_hold_what_was_planned(self):
+        for rank, ranks, more in (
+            (17, 64, ["--segment-lengths", "2048,4096,8192", "--dilation-rates", "1,2,4", "--dtype", "bf16", "--seq", 6400000]),
+            (7, 8, ["--causal", "--layout", "zigzag", "--schedule", "ring", "--dtype", "f16", "--seq", 32768]),
+            (2, 5, [*PATTERN, "--causal", "--batch", 2, "--dtype", "f32", "--seq", 7777]),
+        ):
+            with self.subTest(rank=rank, ranks=ranks, more=more):
+                shape = ("--heads", 3, "--head-dim", 64, "--rank", rank, "--ring-size", ranks, "--device", "cuda", *more)
+                answer = call("bench", *shape, "--pass", "both", "--repeat", 2, "--json")
+                self.assertEqual(answer.returncode, 0, answer.stdout + answer.stderr)
+                found = json.loads(answer.stdout)
+                self.assertEqual(set(found["worst"]), {"out", "lse", "dq"})
+                self.assertEqual(found["peak_bytes"], found["planned_bytes"])
+
     def test_run_writes_what_the_cpu_writes(self):
         import numpy as np
 
@@ -155,7 +169,7 @@ class Cli(unittest.TestCase):
 
     def test_what_a_gpu_cannot_do_is_refused_with_its_reason(self):
         for args, reason in (
-            (("--pass", "fwd", "--ring-size", 4, "--rank", 1), "computes on the CPU, not on a GPU"),
+            (("--ring-size", 4, "--rank", 1, "--query-placement", "replicated"), "query_placement sharded"),
             (("--pass", "fwd", "--dtype", "f64"), "f32, bf16 and f16"),
         ):
             answer = call("bench", "--seq", 64, "--heads", 1, "--head-dim", 64, "--device", "cuda", *args)

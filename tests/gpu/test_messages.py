@@ -4,6 +4,8 @@ import ctypes as C
 import unittest
 
 import torch
+from backend import DTYPES
+from definition import philox
 from kit import BF16, DEVICE, F16, F32, backend, draw
 
 BATCH, ROWS, HEADS = 2, 37, 3
@@ -23,6 +25,15 @@ def views(d, dtype):
     yield draw(BATCH, ROWS, HEADS, d, dtype)
     yield draw(BATCH, ROWS, HEADS, d + 3, dtype)[..., :d]
     yield draw(BATCH, HEADS, ROWS, d, dtype).transpose(1, 2)
+
+
+def generated(seed, tensor, index):
+    """The elements of a generated tensor at these places, in float32."""
+    pair = index >> 1
+    words = philox(seed, pair & 0xFFFFFFFF, pair >> 32, torch.full_like(pair, tensor), torch.full_like(pair, 0x64617461))
+    a, b = (torch.where(index % 2 == 0, words[i], words[i + 2]) for i in range(2))
+    total = (a & 0xFFFF) + (a >> 16) + (b & 0xFFFF) + (b >> 16) - 2 * 65535
+    return total.float() * torch.tensor(2.6429e-5, device=DEVICE)
 
 
 class Messages(unittest.TestCase):
@@ -96,6 +107,27 @@ class Messages(unittest.TestCase):
             want = sum(w.transpose(1, 2)[..., None] * part[0].nan_to_num() for w, part in zip(weights, parts))
             met = (want_l > 0).transpose(1, 2)
             self.assertLess((acc - want)[met].abs().max().item(), 1e-5)
+
+    def test_generated_rows_are_functions_of_their_place(self):
+        rows_of, span = backend.structs["ra_row_set"], backend.structs["ra_rows"]
+        total = 3 << 33  # rows of the tensor: indices beyond 32 bits
+        for dtype in (BF16, F16, F32):
+            for d in (1, 5, 64, 128):
+                for far in (0, total // 2):
+                    whole = backend.structs["ra_generated"](12345 << 32 | 678, 2, BATCH, total, HEADS, d)
+                    whole.dtype = backend.seam.numbers[DTYPES[dtype]]
+                    for head, step, heads, first, repeats, repeat_step, rows, row_step in BOXES:
+                        which = rows_of(span(head, step, heads), span(far + first, row_step, rows), repeats, repeat_step)
+                        made = torch.full((BATCH, heads, repeats * rows, d + 2), -9, dtype=dtype, device=DEVICE)
+                        to = backend.structs["ra_tensor"](made.data_ptr(), made.stride(0), made.stride(2), made.stride(1))
+                        backend.seam.call("generate", C.byref(whole), C.byref(which), to, backend.stream())
+                        backend.synchronize()
+                        _, box_rows, box_heads = make_box(d, head, step, heads, first, repeats, repeat_step, rows, row_step)
+                        at = torch.arange(BATCH, device=DEVICE)[:, None, None, None] * total + far + box_rows[None, None, :, None]
+                        at = at * HEADS + torch.tensor(list(box_heads), device=DEVICE)[None, :, None, None]
+                        want = generated(whole.seed, 2, at * d + torch.arange(d, device=DEVICE))
+                        self.assertTrue(torch.equal(made[..., :d], want.to(dtype)))
+                        self.assertTrue((made[..., d:] == -9).all().item())
 
     def test_results_are_spoiled(self):
         for dtype in (BF16, F16, F32):

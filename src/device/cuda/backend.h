@@ -61,6 +61,9 @@ typedef struct ra_cuda_error {
     X(ra_status, add, (void *sums, const void *more, int64_t count, void *stream, ra_cuda_error *error))                       \
     X(ra_status, merge_states, (const ra_problem *problem, void *mine, const void *theirs, void *stream,                       \
                                 ra_cuda_error *error))                                                                         \
+    /* ra_cuda_generate. */                                                                                                    \
+    X(ra_status, generate, (const ra_generated *tensor, const ra_row_set *rows, ra_tensor to, void *stream,                    \
+                            ra_cuda_error *error))                                                                             \
     /* Device memory; may be called while a stream is being captured. `free` waits for the work that uses it. */               \
     X(ra_status, alloc, (int64_t bytes, void **memory, ra_cuda_error *error))                                                  \
     X(void, free, (void *memory))                                                                                              \

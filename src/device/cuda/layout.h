@@ -29,6 +29,15 @@
     S(ra_box)                                                                                                                  \
     F(ra_box, int64_t, batch) F(ra_box, ra_span, heads) F(ra_box, int64_t, first) F(ra_box, int64_t, repeats)                  \
     F(ra_box, int64_t, repeat_step) F(ra_box, int64_t, rows) F(ra_box, int64_t, row_step) F(ra_box, int64_t, dim)              \
+    S(ra_rows)                                                                                                                 \
+    F(ra_rows, int64_t, start) F(ra_rows, int64_t, step) F(ra_rows, int64_t, count)                                            \
+    S(ra_row_set)                                                                                                              \
+    F(ra_row_set, ra_rows, heads) F(ra_row_set, ra_rows, rows) F(ra_row_set, int64_t, repeats)                                 \
+    F(ra_row_set, int64_t, repeat_step)                                                                                        \
+    S(ra_generated)                                                                                                            \
+    F(ra_generated, uint64_t, seed) F(ra_generated, int64_t, tensor) F(ra_generated, int64_t, batch)                           \
+    F(ra_generated, int64_t, rows) F(ra_generated, int64_t, heads) F(ra_generated, int64_t, head_dim)                          \
+    F(ra_generated, ra_dtype, dtype)                                                                                           \
     S(ra_item_rows)                                                                                                            \
     F(ra_item_rows, int64_t, row) F(ra_item_rows, int64_t, row_step) F(ra_item_rows, int64_t, pos)                             \
     F(ra_item_rows, int64_t, pos_step) F(ra_item_rows, int64_t, count)                                                         \

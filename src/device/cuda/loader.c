@@ -252,6 +252,12 @@ ra_status ra_cuda_copy(void *to, const void *from, int64_t bytes, void *stream) 
     return told(backend.copy(to, from, bytes, stream, &failure));
 }
 
+ra_status ra_cuda_generate(const ra_generated *tensor, const ra_row_set *rows, ra_tensor to, void *stream) {
+    if (!tensor || !rows) return ra_fail(RA_INVALID, "tensor or rows is NULL");
+    RA_TRY(need());
+    return told(backend.generate(tensor, rows, to, stream, &failure));
+}
+
 ra_status ra_cuda_synchronize(void *stream) {
     RA_TRY(need());
     return told(backend.synchronize(stream, &failure));

@@ -21,7 +21,7 @@ ra_status ra_solo_post(ra_link *link, const ra_flight *message, const ra_maker *
     RA_TRY(ra_link_status(link));
     char *payload = ra_frame_payload(message->buf);
     if (!message->receiving) link->counts.bytes_sent += message->payload, link->counts.messages_sent++;
-    else if (maker && maker->make) maker->make(maker->arg, payload);
+    else if (maker && maker->make) RA_TRY(maker->make(maker->arg, payload));
     else memset(payload, 0, (size_t)message->payload);
     *transfer = (ra_transfer){.buffer = message->buf,
                               .payload = message->payload,
