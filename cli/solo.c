@@ -10,13 +10,10 @@
 #include "core/status.h"
 #include "device.h"
 #include "progress.h"
-#include "reference/reference.h"
 #include "ringattn_cuda.h"
+#include "sample.h"
 #include "shard.h"
 #include "trace.h"
-
-#define SAMPLED_ROWS 1000
-#define SAMPLED_WORK 1e8 /* pairs times D of all sampled rows together: some seconds */
 
 typedef struct solo {
     const settings *s;
@@ -49,91 +46,6 @@ static ra_status make_rows(void *ctx, bool value, const ra_row_set *rows, void *
     const int64_t block = rows->repeats * rows->rows.count * d->head_dim; /* of a head */
     const ra_tensor packed = {elements, rows->heads.count * block, d->head_dim, block};
     return ra_cuda_generate(&whole, rows, packed, stream);
-}
-
-/* A row as the reference reads it: generated, rounded to the dtype that is computed with, widened. */
-static void read_row(const solo *o, data_tensor which, tensor_id like, int64_t batch, int64_t row, int64_t head,
-                     double *elements) {
-    const ra_attention_desc *d = o->desc;
-    double narrow[256]; /* room for any dtype */
-    int64_t first = ((batch * tensor_rows(d, like) + row) * tensor_heads(d, like) + head) * d->head_dim;
-    data_fill(o->s->seed, which, first, d->head_dim, d->dtype, narrow);
-    ra_convert(elements, RA_F64, narrow, d->dtype, d->head_dim);
-}
-static void read_q(void *ctx, int64_t b, int64_t row, int64_t head, double *e) { read_row(ctx, DATA_Q, T_Q, b, row, head, e); }
-static void read_k(void *ctx, int64_t b, int64_t row, int64_t head, double *e) { read_row(ctx, DATA_K, T_K, b, row, head, e); }
-static void read_v(void *ctx, int64_t b, int64_t row, int64_t head, double *e) { read_row(ctx, DATA_V, T_V, b, row, head, e); }
-static void read_dout(void *ctx, int64_t b, int64_t row, int64_t head, double *e) {
-    read_row(ctx, DATA_DOUT, T_Q, b, row, head, e);
-}
-
-/* ---------------------------------------------------------------------------------------------------------- checking */
-
-/* Local row n of a tensor of queries: its elements for every batch entry and head, in float64. */
-static ra_status pick_row(const solo *o, tensor_id id, int64_t n, double *row) {
-    const ra_attention_desc *d = o->desc;
-    const ra_tensor *t = &o->mine.t[id].tensor;
-    int64_t dim = id == T_LSE ? 1 : d->head_dim;
-    double narrow[256]; /* room for any dtype */
-    for (int64_t b = 0; b < d->batch; b++)
-        for (int64_t h = 0; h < d->heads; h++, row += dim) {
-            RA_TRY(shard_read(&o->mine, id, b * t->batch + n * t->row + h * t->head, dim, narrow));
-            ra_convert(row, RA_F64, narrow, tensor_dtype(d, id), dim);
-        }
-    return RA_OK;
-}
-
-static ra_status judge_row(solo *o, int64_t n, const ref_outputs *want, double *got) {
-    const ra_attention_desc *d = o->desc;
-    verdict *v = &o->result->verdict;
-    int64_t narrow = d->batch * d->heads, wide = narrow * d->head_dim;
-    double bound = ref_bound(d->dtype, false, want->max_score);
-    RA_TRY(pick_row(o, T_OUT, n, got));
-    verify_judge(v, VERIFY_OUT, ref_compare(got, want->out, want->m_out, wide, d->dtype).ratio, bound);
-    RA_TRY(pick_row(o, T_LSE, n, got));
-    verify_judge(v, VERIFY_LSE, ref_compare_lse(got, want->lse, want->m_lse, narrow).ratio,
-                 ref_bound(d->dtype, true, want->max_score));
-    if (!o->backward) return RA_OK;
-    RA_TRY(pick_row(o, T_DQ, n, got));
-    verify_judge(v, VERIFY_DQ, ref_compare(got, want->dq, want->m_dq, wide, d->dtype).ratio, bound);
-    return RA_OK;
-}
-
-/* The global row of local row n. */
-static int64_t global_row(const ra_shard *rows, int64_t n) {
-    int64_t first = rows->rows[0].count;
-    const ra_rows *run = &rows->rows[n >= first];
-    return run->start + (n >= first ? n - first : n) * run->step;
-}
-
-static ra_status check_rows(solo *o) {
-    const ra_attention_desc *d = o->desc;
-    int64_t rows = o->mine.queries.count;
-    double work = rows > 0 ? (double)o->result->plan.pairs / (double)rows * (double)d->head_dim : 0;
-    int64_t count = ra_min(rows, work > SAMPLED_WORK / SAMPLED_ROWS ? (int64_t)(SAMPLED_WORK / work) + 1 : SAMPLED_ROWS);
-    ref_inputs inputs = {.q = {.read = read_q, .ctx = o}, .k = {.read = read_k, .ctx = o}, .v = {.read = read_v, .ctx = o}};
-    inputs.dout = (ref_input){.read = read_dout, .ctx = o};
-    ref_outputs want;
-    double *got = malloc((size_t)(d->batch * d->heads * d->head_dim + 1) * sizeof *got);
-    bool enough = got && ref_outputs_alloc(d, 1, 0, o->backward, &want);
-    if (!enough) {
-        free(got);
-        return ra_fail(RA_NOMEM, "no memory for the reference");
-    }
-    progress_start("checking sampled rows");
-    ra_status status = RA_OK;
-    for (int64_t i = 0; i < count && status == RA_OK; i++) {
-        int64_t n = count > 1 ? (int64_t)((double)i * (double)(rows - 1) / (double)(count - 1)) : 0;
-        int64_t row = global_row(&o->mine.queries, n);
-        status = ref_query_rows(d, &inputs, &row, 1, o->backward, &want) ? judge_row(o, n, &want, got)
-                                                                         : ra_fail(RA_NOMEM, "no memory for the reference");
-        progress_set((double)i / (double)count);
-    }
-    progress_end();
-    o->result->sampled_rows = count;
-    ref_outputs_free(&want);
-    free(got);
-    return status;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- measuring */
@@ -208,7 +120,9 @@ static ra_status run_rank(solo *o) {
     if (status == RA_OK) status = shard_alloc_all(&o->mine, o->backward);
     if (status == RA_OK) status = shard_generate(&o->mine, o->s->seed);
     if (status == RA_OK) status = measure_rank(o, comm, plan);
-    if (status == RA_OK) status = check_rows(o);
+    if (status == RA_OK)
+        status = sample_check(&o->mine, o->s->seed, o->result->plan.pairs, o->backward, &o->result->verdict,
+                              &o->result->sampled_rows);
     ra_plan_destroy(plan);
     ra_comm_destroy(comm);
     return status;
