@@ -50,6 +50,8 @@ EXPECTED = {
     ("add_sums", "sm_90"): 2,
     ("merge_rows", "sm_80"): 1,
     ("merge_rows", "sm_90"): 1,
+    ("generate_rows", "sm_80"): 3,
+    ("generate_rows", "sm_90"): 3,
 }
 
 # Bytes that a kernel may spill and reload. Hopper's backward kernel has sums of 128 to 192 registers a thread, and the assembler keeps
