@@ -294,6 +294,7 @@ void ra_control_service(ra_link *link) {
     /* A rank that is outside calls and waits for nothing judges nobody. */
     if (link->status == RA_OK && (link->flights || link->calling)) ra_control_judge(link);
     send_beats(link);
+    if (link->status != RA_OK && link->broke) link->broke(link->broke_arg);
 }
 
 /* ----------------------------------------------------------------------------------------------------- beginning and end */

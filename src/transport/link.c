@@ -27,6 +27,7 @@ ra_status ra_link_break(ra_link *link, ra_status status, int culprit) {
         link->status = status;
         link->culprit = culprit;
         snprintf(link->sentence, sizeof link->sentence, "%s", ra_last_error());
+        if (link->broke) link->broke(link->broke_arg);
         if (link->open) {
             ra_control_tell(link);
             if (link->ops.abort) link->ops.abort(link->ctx, status);
@@ -41,6 +42,15 @@ ra_status ra_link_status(const ra_link *link) {
     ra_status status = ra_link_broken(link);
     unlock(link);
     return status;
+}
+
+bool ra_link_on_break(ra_link *link, void (*broke)(void *arg), void *arg) {
+    lock(link);
+    link->broke = broke;
+    link->broke_arg = arg;
+    const bool threaded = link->threaded;
+    unlock(link);
+    return threaded;
 }
 
 void ra_link_abort(ra_link *link, ra_status status, const char *reason) {

@@ -87,6 +87,10 @@ ra_status ra_link_allgather(ra_link *link, const void *mine, void *all, int64_t 
 
 /* Breaks the link here and tells the peers why; never waits. */
 void ra_link_abort(ra_link *link, ra_status status, const char *reason);
+/* broke(arg) is called when the link breaks, and a few times a second from then on until it is destroyed, by whichever thread
+ * finds it or by the link's own, under its lock; NULL: no more. False: the link has no thread, so that nobody would call while
+ * this rank is elsewhere. */
+bool ra_link_on_break(ra_link *link, void (*broke)(void *arg), void *arg);
 /* RA_OK, or why the link is broken (with the sentence recorded for this thread). */
 ra_status ra_link_status(const ra_link *link);
 

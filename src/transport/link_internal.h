@@ -187,6 +187,8 @@ struct ra_link {
     bool open;        /* ra_link_create has succeeded: from then on peers are told of failures */
     ra_status status; /* not RA_OK: broken */
     int culprit;      /* the rank that broke it */
+    void (*broke)(void *arg); /* ra_link_on_break */
+    void *broke_arg;
     char sentence[RA_SENTENCE];
 };
 
