@@ -8,6 +8,7 @@
 
 #include "core/box.h"
 #include "core/pool.h"
+#include "core/shared.h"
 #include "core/workers.h"
 #include "device/kernel.h"
 
@@ -71,6 +72,19 @@ typedef struct ra_copy_ops {
     /* Has the moment come? Never waits. */
     ra_status (*passed)(void *moment, bool *passed);
     void (*forget)(void *moment);
+
+    /* Between processes of one host (ring/lane_ipc.c); wherever that cannot be done, one of these refuses. A handle names a
+     * block of the device's memory to another process, which reads it where `import` says, until it says `release`. */
+    ra_status (*export)(void *memory, char handle[RA_HANDLE_BYTES]);
+    ra_status (*import)(const char handle[RA_HANDLE_BYTES], void **memory);
+    void (*release)(void *memory);
+    /* Makes counters in memory of the host known to the device, until it is told to `unshare`. */
+    ra_status (*share)(void *counters, int64_t bytes);
+    void (*unshare)(void *counters);
+    /* Sets a counter to `value` when all that the queue was given so far is done. */
+    ra_status (*raise)(const ra_queue *queue, uint64_t *counter, uint64_t value);
+    /* What the queue is given from now on runs once the counter is `value` or more, whoever writes to it. */
+    ra_status (*await)(const ra_queue *queue, uint64_t *counter, uint64_t value);
 } ra_copy_ops;
 
 /* A pass: lay gives the state its place in memory, without touching it; begin gets the items of the first step (of a single

@@ -1,10 +1,15 @@
-/* Memory, copies, streams and moments. Memory of the device and pinned memory are this process's own, but the module knows what
- * it gave out: a copy between such memory only is enqueued, any other one is waited for, as CUDA does it. */
+/* Memory, copies, streams and moments. Memory of the device and pinned memory are such that another process may open them, and
+ * the module knows what it gave out: a copy between such memory only is enqueued, any other one is waited for, as CUDA does
+ * it. */
+#include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "device/cuda/backend.h"
 #include "streams.h"
@@ -16,43 +21,93 @@ static ra_status refuse(ra_cuda_error *error, ra_status status, const char *sent
 
 /* ---------------------------------------------------------------------------------------------------------------- memory */
 
+/* A file of whole pages, at the end of which the memory lies: who goes beyond is stopped by the page after the file's end. */
 typedef struct block {
     char *memory;
-    size_t bytes;
+    size_t bytes, pages;
+    int file;
     struct block *next;
 } block;
+
+enum { PAGE = 4096 };
+
+/* What a handle holds. */
+typedef struct handle {
+    pid_t process;
+    int file;
+    size_t bytes, pages;
+} handle;
 
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static block *blocks;
 
-/* Anything may be in new memory. */
-ra_status ra_cuda_backend_alloc(int64_t bytes, void **memory, ra_cuda_error *error) {
-    const size_t size = ((size_t)bytes + 255) / 256 * 256 + 256;
+/* Takes the file over. NULL: it cannot be mapped. */
+static char *add_block(int file, size_t bytes, size_t pages) {
     block *made = malloc(sizeof *made);
-    *memory = made ? aligned_alloc(256, size) : NULL;
-    if (!*memory) {
+    void *first = made ? mmap(NULL, pages + PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
+    if (first == MAP_FAILED) {
         free(made);
-        return refuse(error, RA_NOMEM, "aligned_alloc failed");
+        close(file);
+        return NULL;
     }
-    memset(*memory, 0xff, size); /* NaN in every type */
+    *made = (block){.memory = (char *)first + pages - bytes, .bytes = bytes, .pages = pages, .file = file};
     pthread_mutex_lock(&mutex);
-    *made = (block){*memory, size, blocks};
+    made->next = blocks;
     blocks = made;
     pthread_mutex_unlock(&mutex);
-    return RA_OK;
+    return made->memory;
 }
 
-void ra_cuda_backend_free(void *memory) {
-    stream_wait_all();
+static void remove_block(void *memory) {
     pthread_mutex_lock(&mutex);
     block **at = &blocks, *gone;
     while ((*at)->memory != memory) at = &(*at)->next;
     gone = *at;
     *at = gone->next;
     pthread_mutex_unlock(&mutex);
+    munmap(gone->memory + gone->bytes - gone->pages, gone->pages + PAGE);
+    close(gone->file);
     free(gone);
-    free(memory);
 }
+
+/* Anything may be in new memory. */
+ra_status ra_cuda_backend_alloc(int64_t bytes, void **memory, ra_cuda_error *error) {
+    const size_t size = ((size_t)bytes + 255) / 256 * 256 + 256, pages = (size + PAGE - 1) / PAGE * PAGE;
+    const int file = memfd_create("stand-in", MFD_CLOEXEC);
+    *memory = file >= 0 && ftruncate(file, (off_t)pages) == 0 ? add_block(file, size, pages) : NULL;
+    if (!*memory) return refuse(error, RA_NOMEM, "memfd_create failed");
+    memset(*memory, 0xff, size); /* NaN in every type */
+    return RA_OK;
+}
+
+void ra_cuda_backend_free(void *memory) {
+    stream_wait_all();
+    remove_block(memory);
+}
+
+ra_status ra_cuda_backend_export(void *memory, char *text, ra_cuda_error *error) {
+    pthread_mutex_lock(&mutex);
+    const block *b = blocks;
+    while (b && b->memory != memory) b = b->next;
+    if (b) memcpy(text, &(handle){getpid(), b->file, b->bytes, b->pages}, sizeof(handle));
+    pthread_mutex_unlock(&mutex);
+    return b ? RA_OK : refuse(error, RA_DEVICE, "this is not the beginning of a block");
+}
+
+/* RINGATTN_STAND_IN_REFUSES: this process opens nothing. */
+ra_status ra_cuda_backend_import(const char *text, void **memory, ra_cuda_error *error) {
+    handle given;
+    char path[64];
+    memcpy(&given, text, sizeof given);
+    *memory = NULL;
+    if (getenv("RINGATTN_STAND_IN_REFUSES")) return refuse(error, RA_DEVICE, "the stand-in opens no memory");
+    snprintf(path, sizeof path, "/proc/%ld/fd/%d", (long)given.process, given.file);
+    const int file = open(path, O_RDWR | O_CLOEXEC);
+    if (file >= 0) *memory = add_block(file, given.bytes, given.pages);
+    return *memory ? RA_OK : refuse(error, RA_DEVICE, "there is no such memory");
+}
+
+void ra_cuda_backend_release(void *memory) { remove_block(memory); }
 
 ra_status ra_cuda_backend_pin(int64_t bytes, void **memory, ra_cuda_error *error) {
     return ra_cuda_backend_alloc(bytes, memory, error);
@@ -127,6 +182,50 @@ ra_status ra_cuda_backend_synchronize(void *stream, ra_cuda_error *error) {
     stream_wait(stream, 0);
     return RA_OK;
 }
+
+/* -------------------------------------------------------------------------------------------------------------- counters */
+
+typedef struct counter_call {
+    _Atomic uint64_t *counter;
+    uint64_t value;
+} counter_call;
+
+static void run_raise(void *arg) {
+    counter_call *call = arg;
+    atomic_store(call->counter, call->value);
+    free(call);
+}
+
+/* It compares as CUDA does, which goes by the sign of the difference. */
+static void run_await(void *arg) {
+    counter_call *call = arg;
+    while ((int64_t)(atomic_load(call->counter) - call->value) < 0) nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    free(call);
+}
+
+static ra_status enqueue_counter(void (*run)(void *arg), void *stream, uint64_t *counter, uint64_t value,
+                                 ra_cuda_error *error) {
+    counter_call *call = malloc(sizeof *call);
+    if (!call) return refuse(error, RA_NOMEM, "no memory for a counter");
+    *call = (counter_call){(_Atomic uint64_t *)counter, value};
+    stream_enqueue(stream, run, call);
+    return RA_OK;
+}
+
+ra_status ra_cuda_backend_raise(void *stream, uint64_t *counter, uint64_t value, ra_cuda_error *error) {
+    return enqueue_counter(run_raise, stream, counter, value, error);
+}
+
+ra_status ra_cuda_backend_await(void *stream, uint64_t *counter, uint64_t value, ra_cuda_error *error) {
+    return enqueue_counter(run_await, stream, counter, value, error);
+}
+
+ra_status ra_cuda_backend_share(void *counters, int64_t bytes, ra_cuda_error *error) {
+    (void)counters, (void)bytes, (void)error;
+    return RA_OK;
+}
+
+void ra_cuda_backend_unshare(void *counters) { (void)counters; }
 
 /* --------------------------------------------------------------------------------------------------------------- moments */
 

@@ -9,6 +9,7 @@
 #define RA_DEVICE_CUDA_BACKEND_H
 
 #include "core/box.h"
+#include "core/shared.h"
 #include "device/kernel.h"
 #include "ringattn_cuda.h"
 
@@ -84,7 +85,15 @@ typedef struct ra_cuda_error {
     X(void, forget, (void *event))                                                                                             \
     /* What is enqueued from now on runs after the event as it was recorded last. Has that happened? */                        \
     X(ra_status, wait, (void *stream, void *event, ra_cuda_error *error))                                                      \
-    X(ra_status, passed, (void *event, bool *passed, ra_cuda_error *error))
+    X(ra_status, passed, (void *event, bool *passed, ra_cuda_error *error))                                                    \
+    /* Between processes: see ra_copy_ops. A handle has RA_HANDLE_BYTES. */                                                    \
+    X(ra_status, export, (void *memory, char *handle, ra_cuda_error *error))                                                   \
+    X(ra_status, import, (const char *handle, void **memory, ra_cuda_error *error))                                            \
+    X(void, release, (void *memory))                                                                                           \
+    X(ra_status, share, (void *counters, int64_t bytes, ra_cuda_error *error))                                                 \
+    X(void, unshare, (void *counters))                                                                                         \
+    X(ra_status, raise, (void *stream, uint64_t *counter, uint64_t value, ra_cuda_error *error))                               \
+    X(ra_status, await, (void *stream, uint64_t *counter, uint64_t value, ra_cuda_error *error))
 /* clang-format on */
 
 #define X(result, name, arguments) RA_API result ra_cuda_backend_##name arguments;

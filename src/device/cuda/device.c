@@ -118,6 +118,14 @@ static ra_status record(const ra_queue *queue, void **moment) { return ra_cuda_m
 
 static ra_status wait(const ra_queue *queue, void *moment) { return ra_cuda_wait(queue->stream, moment); }
 
+static ra_status raise_counter(const ra_queue *queue, uint64_t *counter, uint64_t value) {
+    return ra_cuda_raise(queue->stream, counter, value);
+}
+
+static ra_status await_counter(const ra_queue *queue, uint64_t *counter, uint64_t value) {
+    return ra_cuda_await(queue->stream, counter, value);
+}
+
 static const ra_copy_ops copies = {
     .pinned = &pinned_memory,
     .open = open_queue,
@@ -127,6 +135,13 @@ static const ra_copy_ops copies = {
     .wait = wait,
     .passed = ra_cuda_passed,
     .forget = ra_cuda_forget,
+    .export = ra_cuda_export,
+    .import = ra_cuda_import,
+    .release = ra_cuda_release,
+    .share = ra_cuda_share,
+    .unshare = ra_cuda_unshare,
+    .raise = raise_counter,
+    .await = await_counter,
 };
 
 const ra_device_ops ra_cuda_device_ops = {

@@ -166,6 +166,39 @@ ra_status ra_cuda_passed(void *event, bool *passed) {
     return told(backend.passed(event, passed, &failure));
 }
 
+ra_status ra_cuda_export(void *memory, char handle[RA_HANDLE_BYTES]) {
+    RA_TRY(need());
+    return told(backend.export(memory, handle, &failure));
+}
+
+ra_status ra_cuda_import(const char handle[RA_HANDLE_BYTES], void **memory) {
+    RA_TRY(need());
+    return told(backend.import(handle, memory, &failure));
+}
+
+void ra_cuda_release(void *memory) {
+    if (memory && loaded) backend.release(memory);
+}
+
+ra_status ra_cuda_share(void *counters, int64_t bytes) {
+    RA_TRY(need());
+    return told(backend.share(counters, bytes, &failure));
+}
+
+void ra_cuda_unshare(void *counters) {
+    if (counters && loaded) backend.unshare(counters);
+}
+
+ra_status ra_cuda_raise(void *stream, uint64_t *counter, uint64_t value) {
+    RA_TRY(need());
+    return told(backend.raise(stream, counter, value, &failure));
+}
+
+ra_status ra_cuda_await(void *stream, uint64_t *counter, uint64_t value) {
+    RA_TRY(need());
+    return told(backend.await(stream, counter, value, &failure));
+}
+
 /* Steps write every row of their items, so only the other rows of results must become zero, if there are any. */
 static ra_status start_gradient(const ra_backward_rows *r, const ra_gradient *g) {
     const ra_used_rows all = {.modulus = 1};

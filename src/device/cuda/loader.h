@@ -28,6 +28,13 @@ ra_status ra_cuda_pin(int64_t bytes, void **memory);
 void ra_cuda_unpin(void *memory);
 ra_status ra_cuda_wait(void *stream, void *event);
 ra_status ra_cuda_passed(void *event, bool *passed);
+ra_status ra_cuda_export(void *memory, char handle[RA_HANDLE_BYTES]);
+ra_status ra_cuda_import(const char handle[RA_HANDLE_BYTES], void **memory);
+void ra_cuda_release(void *memory);
+ra_status ra_cuda_share(void *counters, int64_t bytes);
+void ra_cuda_unshare(void *counters);
+ra_status ra_cuda_raise(void *stream, uint64_t *counter, uint64_t value);
+ra_status ra_cuda_await(void *stream, uint64_t *counter, uint64_t value);
 /* Is the stream being captured into a graph? */
 bool ra_cuda_capturing(void *stream);
 
