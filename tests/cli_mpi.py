@@ -66,22 +66,28 @@ class UnderALauncher(kit.Case):
                     self.assertEqual(len(self.files()), len(self.before) + 6, self.files())
 
     def test_gpus_of_several_processes_give_the_bits_of_one_process(self):
-        """On the stand-in for a GPU: messages that are staged over MPI, and threads that copy from each other."""
+        """On the stand-in for a GPU, by every lane: processes that copy from each other or stage over MPI, and threads."""
         build, modules = os.environ.get("RA_BUILD", "build"), self.path("modules")
         os.mkdir(modules)
         for module in glob.glob(os.path.join(build, "ringattn_mpi_*.so")) + [f"{build}/tests/stand_in/libringattn_cuda.so"]:
             os.symlink(os.path.abspath(module), os.path.join(modules, os.path.basename(module)))
-        variables = {"RINGATTN_MODULE_PATH": modules}
+        variables = {"RINGATTN_MODULE_PATH": modules, "RINGATTN_DEBUG": "info"}
         options = ["--device", "cuda", "--causal", "--layout", "zigzag", "--schedule", "ring", "--bucket", 16,
                    "--dout", self.path("dout.npy")]
+        lanes = (("", "goes by IPC"), ("staged", "is staged in pinned memory, since rank 0 says: RINGATTN_LANE is staged"))
         for mpi in self.mpis:
-            for where in ("m", "t"):
-                outputs = [part for n in ("dq", "dk", "dv", "out") for part in ("--" + n, self.path(f"{where}{n}.npy"))]
-                done = (launch(mpi, 3, "grad", *self.inputs, *options, *outputs, variables=variables) if where == "m" else
-                        kit.run("grad", *self.inputs, *options, *outputs, "--ring-size", 3, env={**os.environ, **variables}))
-                self.assertEqual(done.returncode, 0, done.stderr)
-            for name in ("dq", "dk", "dv", "out"):
-                self.assertEqual(self.load(f"m{name}.npy").tobytes(), self.load(f"t{name}.npy").tobytes(), (mpi, name))
+            for lane, said in lanes:
+                for where in ("m", "t"):
+                    outputs = [part for n in ("dq", "dk", "dv", "out") for part in ("--" + n, self.path(f"{where}{n}.npy"))]
+                    own, args = {**variables, "RINGATTN_LANE": lane}, ("grad", *self.inputs, *options, *outputs)
+                    done = (launch(mpi, 3, *args, variables=own) if where == "m" else
+                            kit.run(*args, "--ring-size", 3, env={**os.environ, **own}))
+                    self.assertEqual(done.returncode, 0, done.stderr)
+                    if where == "m":
+                        self.assertIn("rank 2: payload between processes " + said, done.stderr)
+                for name in ("dq", "dk", "dv", "out"):
+                    mine, theirs = self.load(f"m{name}.npy"), self.load(f"t{name}.npy")
+                    self.assertEqual(mine.tobytes(), theirs.tobytes(), (mpi, lane, name))
 
     def test_verify_and_bench_run_and_one_rank_speaks(self):
         for mpi in self.mpis:

@@ -13,6 +13,7 @@ typedef struct ballot {
     uint64_t digest[2];
     int64_t bytes;  /* of the text */
     int64_t status; /* of making the plan */
+    int64_t frames[2];
     char reason[200];
 } ballot;
 
@@ -49,9 +50,9 @@ static ra_status explain(ra_comm *comm, const ballot *all, const char *text, int
     return status;
 }
 
-ra_status ra_agree(ra_comm *comm, ra_status mine, const char *text, int64_t bytes) {
+ra_status ra_agree(ra_comm *comm, ra_status mine, const char *text, int64_t bytes, int64_t frames[2]) {
     int ranks = ra_comm_size(comm);
-    ballot vote = {.bytes = bytes, .status = mine};
+    ballot vote = {.bytes = bytes, .status = mine, .frames = {frames[0], frames[1]}};
     if (mine != RA_OK) snprintf(vote.reason, sizeof vote.reason, "%s", ra_last_error());
     digest(text, bytes, vote.digest);
     int64_t room = (int64_t)sizeof vote * ranks;
@@ -70,6 +71,8 @@ ra_status ra_agree(ra_comm *comm, ra_status mine, const char *text, int64_t byte
     bool same = true;
     for (int i = 1; i < ranks; i++) same = same && memcmp(all[i].digest, all[0].digest, sizeof all[0].digest) == 0;
     if (status == RA_OK && !same) status = explain(comm, all, text, bytes);
+    for (int i = 0; i < ranks && status == RA_OK; i++)
+        for (int pass = 0; pass < 2; pass++) frames[pass] = ra_max(frames[pass], all[i].frames[pass]);
     ra_free(all, room);
     return status;
 }

@@ -56,7 +56,7 @@ static void make_room(ra_entry *entry) {
     ra_messages *lists[] = {&entry->held, &entry->coming, &entry->previous, &entry->home};
     for (int i = 0; i < 4; i++) ra_messages_create(&entry->arena, view->own, view->own_count, lists[i]);
     entry->items = ra_arena_take(&entry->arena, view->local_items + view->bounds.step_items + 1, sizeof(ra_item));
-    const int64_t messages = view->bounds.transfers + 4;
+    const int64_t messages = entry->transfers_most = view->bounds.transfers + 4;
     entry->transfers = ra_arena_take(&entry->arena, messages, sizeof(ra_transfer));
     if (!entry->plan.kernel->device->copies || view->ranks == 1) return;
     entry->parcels = ra_arena_take(&entry->arena, messages, sizeof(ra_parcel));
@@ -71,6 +71,8 @@ static ra_status make_entry(ra_comm *comm, const ra_attention_desc *desc, const 
     ra_status status = ra_plan_fill(&entry->plan, desc, comm->rank, comm->ranks);
     if (status == RA_OK) {
         make_room(entry);
+        entry->frames_most[0] = ra_frames_bytes(&entry->plan.forward);
+        entry->frames_most[1] = ra_frames_bytes(&entry->plan.backward);
         entry->key = ra_arena_take(&entry->arena, key_bytes, 1);
         status = entry->arena.failed ? ra_fail(RA_NOMEM, "no memory for the plan of rank %d", comm->rank) : RA_OK;
     }
@@ -137,8 +139,8 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
     if (status == RA_OK) status = find_or_make(comm, desc, key, length, shared, &made);
     bool alone = comm->ranks == 1 || ra_link_is_solo(comm->link); /* nobody to agree with */
     if (status == RA_OK && !alone) ra_link_set_checksum(comm->link, config.checksum);
-    if (config.placement == RA_REPLICATED &&
-        comm->merging) { /* headers of the merge will show any difference; only a failure must be told now */
+    if (config.placement == RA_REPLICATED && comm->merging && !ra_lane_undecided(comm, device ? device->copies : NULL)) {
+        /* Headers of the merge will show any difference; only a failure must be told now. */
         if (status != RA_OK && !alone) ra_link_abort(comm->link, status, ra_last_error());
     } else if (!alone) {
         if (status == RA_OK) {
@@ -146,7 +148,10 @@ ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan *
             shared += snprintf(key + shared, (size_t)(length - shared), "chosen schedule=%d\nchosen bucket=%" PRId64 "\n",
                                (int)made->plan.schedule, made->plan.route.bucket);
         }
-        status = ra_agree(comm, status, status == RA_OK ? key : "", status == RA_OK ? shared : 0);
+        const bool planned = status == RA_OK;
+        int64_t none[2] = {0, 0};
+        status = ra_agree(comm, status, planned ? key : "", planned ? shared : 0, planned ? made->frames_most : none);
+        if (status == RA_OK) status = ra_call_prepare(made, false);
         comm->merging = status == RA_OK && config.placement == RA_REPLICATED;
     }
     ra_arena_free(&arena);

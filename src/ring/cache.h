@@ -19,6 +19,8 @@ typedef struct ra_entry {
     ra_messages held, coming, previous, home;
     ra_item *items;         /* of a step */
     ra_transfer *transfers; /* posted in a step */
+    int64_t transfers_most;
+    int64_t frames_most[2]; /* bytes of the frames of the rank that has most of them, forward and backward */
     struct ra_parcel *parcels; /* the same, where there is a lane (lane.h), */
     ra_transfer *receipts;     /* and their receipts */
     ra_stats_data stats;    /* of the latest call */

@@ -29,8 +29,22 @@ ra_status ra_call_reserve(ra_entry *entry) {
     if (!device->memory) return RA_OK;
     ra_pool *pool = pool_of(entry->comm, device);
     if (!pool) return ra_fail(RA_NOMEM, "no memory for a pool");
-    RA_TRY(ra_pool_reserve(pool, entry->plan.forward.total));
-    return ra_lane_reserve(entry->comm, device->copies, &entry->plan);
+    RA_TRY(ra_lane_open(entry->comm, device->copies));
+    if (ra_lane_undecided(entry->comm, device->copies)) return RA_OK;
+    const ra_workspace *w = &entry->plan.forward;
+    RA_TRY(ra_pool_reserve(pool, w->total - ra_lane_holds(entry->comm, &entry->plan, w)));
+    return ra_lane_reserve(entry->comm, entry);
+}
+
+ra_status ra_call_prepare(ra_entry *entry, bool backward) {
+    ra_comm *comm = entry->comm;
+    const ra_device_ops *device = entry->plan.kernel->device;
+    if (!device->copies) return RA_OK;
+    const bool first = ra_lane_undecided(comm, device->copies);
+    RA_TRY(ra_lane_prepare(comm, comm->device_pool, &entry->plan, entry->frames_most[backward]));
+    const ra_status status = first ? ra_call_reserve(entry) : RA_OK;
+    if (status != RA_OK) ra_link_abort(comm->link, status, ra_last_error()); /* the others have their plans already */
+    return status;
 }
 
 /* Stops a step when the link breaks: its result is void, and it may take longer than a lost rank may go unreported. */
@@ -41,7 +55,7 @@ static void poll_link(void *call_) {
     ra_workers_drop(call->comm->workers, true);
 }
 
-ra_status ra_call_begin(ra_call *call, ra_entry *entry, const char *phase, int64_t workspace_bytes, void *stream) {
+ra_status ra_call_begin(ra_call *call, ra_entry *entry, const char *phase, const ra_workspace *workspace, void *stream) {
     ra_comm *comm = entry->comm;
     const ra_device_ops *device = entry->plan.kernel->device;
     *call = (ra_call){.entry = entry, .plan = &entry->plan, .comm = comm, .device = device, .phase = phase};
@@ -49,6 +63,7 @@ ra_status ra_call_begin(ra_call *call, ra_entry *entry, const char *phase, int64
     if (comm->ranks > 1) call->queue.poll = poll_link; /* alone: no transfers */
     RA_TRY(ra_comm_usable(comm));
     ra_link_begin(comm->link, phase, &(ra_subject){entry->digest, entry->key, entry->shared_bytes});
+    const int64_t workspace_bytes = workspace->total - ra_lane_holds(comm, &entry->plan, workspace);
     void *block = NULL;
     ra_status status = RA_OK;
     call->pool = pool_of(comm, device);

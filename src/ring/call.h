@@ -19,8 +19,8 @@ typedef struct ra_call {
     char *workspace; /* from the pool */
     int64_t carved;  /* bytes of it */
     ra_lane *lane;   /* NULL: the link reaches the workspace */
-    char *frames;    /* where there is a lane: the messages in the workspace, */
-    char *staging;   /* and their twins (lane_staged.c) */
+    char *frames;    /* the messages, in the workspace unless a lane holds them */
+    char *staging;   /* lanes: twins of the messages (lane_staged.c), or notes on them (lane_notices.c) */
     int64_t step;
     int64_t transfer_count; /* posted in this step, */
     double posted;          /* the first of them at this time */
@@ -29,10 +29,13 @@ typedef struct ra_call {
     ra_link_counts counts;  /* of the link, at the start */
 } ra_call;
 
-/* Allocates what the plan's calls on a device need, so that calls on the first stream allocate nothing. */
+/* Allocates what the plan's calls on a device need, so that calls on the first stream allocate nothing. While ranks have not
+ * decided how payload travels, only ra_call_prepare does. */
 ra_status ra_call_reserve(ra_entry *entry);
+/* All ranks do this together: what they must settle before a call of this pass. */
+ra_status ra_call_prepare(ra_entry *entry, bool backward);
 /* Checks the communicator, takes the workspace and the workers. */
-ra_status ra_call_begin(ra_call *call, ra_entry *entry, const char *phase, int64_t workspace_bytes, void *stream);
+ra_status ra_call_begin(ra_call *call, ra_entry *entry, const char *phase, const ra_workspace *workspace, void *stream);
 /* Gives everything back, whatever happened, and tells the peers about a failure. Returns status. */
 ra_status ra_call_end(ra_call *call, ra_status status);
 

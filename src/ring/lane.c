@@ -2,10 +2,20 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "core/alloc.h"
+#include "core/log.h"
 #include "core/status.h"
+
+bool ra_lane_wants_staging(void) {
+    const char *wish = getenv("RINGATTN_LANE");
+    if (!wish || !*wish) return false;
+    if (strcmp(wish, "staged") != 0) ra_log(RA_LOG_WARN, "RINGATTN_LANE is %s, which is not staged, and means nothing", wish);
+    return strcmp(wish, "staged") == 0;
+}
 
 /* ------------------------------------------------------------------------------------------------- ranks of one process */
 
@@ -13,6 +23,7 @@ struct ra_together {
     pthread_mutex_t mutex;
     int64_t bytes; /* of this */
     int ranks;     /* that are left */
+    bool staged;   /* all the same */
     int count;
     const ra_copy_ops *copies;
     void *moments[]; /* that peers were told of: two a rank */
@@ -25,6 +36,7 @@ ra_status ra_together_create(ra_comm **comms, int ranks) {
     pthread_mutex_init(&together->mutex, NULL);
     together->bytes = bytes;
     together->ranks = ranks;
+    together->staged = ra_lane_wants_staging();
     for (int rank = 0; rank < ranks; rank++) comms[rank]->together = together;
     return RA_OK;
 }
@@ -53,6 +65,7 @@ static void settle(ra_lane *lane) {
 
 /* Its moments `computed` and `in` are left to peers, if they may have been told of them. */
 static void close_lane(ra_lane *lane, ra_together *together) {
+    ra_ipc_close(lane->ipc);
     settle(lane);
     void *moments[] = {lane->out, lane->computed, lane->in};
     for (int i = 0; i < (together ? 1 : 3); i++)
@@ -68,29 +81,56 @@ void ra_lane_leave(ra_comm *comm) {
     else if (comm->together) leave(comm->together, NULL, NULL, 0);
 }
 
-static ra_status open_lane(const ra_copy_ops *copies, ra_lane **result) {
+ra_status ra_lane_open(ra_comm *comm, const ra_copy_ops *copies) {
+    if (!copies || comm->ranks == 1 || comm->lane) return RA_OK;
     ra_lane *lane = ra_calloc(sizeof *lane);
     if (!lane) return ra_fail(RA_NOMEM, "no memory for a lane");
     lane->copies = copies;
     lane->staging = ra_pool_create_on(copies->pinned);
     ra_status status = lane->staging ? copies->open(&lane->queue) : ra_fail(RA_NOMEM, "no memory for a pool");
     if (status != RA_OK) close_lane(lane, NULL);
-    else *result = lane;
+    else comm->lane = lane;
     return status;
+}
+
+bool ra_lane_undecided(const ra_comm *comm, const ra_copy_ops *copies) {
+    if (!copies || comm->ranks == 1 || comm->together || ra_link_is_solo(comm->link)) return false;
+    return !comm->lane || !comm->lane->decided;
 }
 
 /* A checksum covers the payload only where that passes the link. */
 static const ra_lane_ops *kind_of(const ra_comm *comm, const ra_plan *plan) {
     if (ra_link_is_solo(comm->link)) return &ra_lane_solo;
-    return comm->together && !plan->config.checksum ? &ra_lane_direct : &ra_lane_staged;
+    if (!comm->lane || plan->config.checksum) return &ra_lane_staged;
+    if (comm->together) return comm->together->staged ? &ra_lane_staged : &ra_lane_direct;
+    return comm->lane->ipc ? &ra_lane_ipc : &ra_lane_staged;
 }
 
-ra_status ra_lane_reserve(ra_comm *comm, const ra_copy_ops *copies, const ra_plan *plan) {
-    if (!copies || comm->ranks == 1) return RA_OK;
-    if (!comm->lane) RA_TRY(open_lane(copies, &comm->lane));
-    if (kind_of(comm, plan) != &ra_lane_staged) return RA_OK;
+int64_t ra_lane_holds(const ra_comm *comm, const ra_plan *plan, const ra_workspace *workspace) {
+    return kind_of(comm, plan) == &ra_lane_ipc ? ra_frames_bytes(workspace) : 0;
+}
+
+ra_status ra_lane_prepare(ra_comm *comm, ra_pool *pool, const ra_plan *plan, int64_t most) {
+    ra_lane *lane = comm->lane;
+    if (!lane) return RA_OK;
+    if (ra_lane_undecided(comm, lane->copies)) {
+        RA_TRY(ra_ipc_open(comm, lane->copies, &lane->ipc));
+        lane->decided = true;
+    }
+    if (kind_of(comm, plan) != &ra_lane_ipc || most <= ra_ipc_bytes(lane->ipc)) return RA_OK;
+    return ra_ipc_grow(comm, pool, most, &lane->ipc);
+}
+
+/* Frames of notices and receipts. */
+static int64_t notes_bytes(const ra_entry *entry) {
+    return 2 * entry->transfers_most * ra_frame_bytes((int64_t)sizeof(ra_note));
+}
+
+ra_status ra_lane_reserve(ra_comm *comm, const ra_entry *entry) {
+    const ra_lane_ops *kind = kind_of(comm, &entry->plan);
+    if (!comm->lane || kind == &ra_lane_solo) return RA_OK;
     settle(comm->lane);
-    return ra_pool_reserve(comm->lane->staging, ra_frames_bytes(&plan->forward));
+    return ra_pool_reserve(comm->lane->staging, kind->announce ? notes_bytes(entry) : ra_frames_bytes(&entry->plan.forward));
 }
 
 /* ---------------------------------------------------------------------------------------------------- begin and end */
@@ -100,8 +140,9 @@ ra_status ra_lane_begin(ra_call *call, int64_t bytes) {
     if (!call->device->copies || call->comm->ranks == 1) return RA_OK;
     lane->ops = kind_of(call->comm, call->plan);
     call->lane = lane;
-    call->frames = call->workspace + call->carved;
-    if (lane->ops != &ra_lane_staged) return RA_OK;
+    if (lane->ops == &ra_lane_solo) return RA_OK;
+    if (lane->ops == &ra_lane_ipc) RA_TRY(ra_ipc_begin(call));
+    if (lane->ops->announce) bytes = notes_bytes(call->entry);
     if (lane->copying) RA_TRY(ra_lane_await(call, lane->in)); /* the pool may free frames that the last call's copies read */
     lane->copying = false;
     void *block;
@@ -110,14 +151,18 @@ ra_status ra_lane_begin(ra_call *call, int64_t bytes) {
     return RA_OK;
 }
 
+ra_status ra_lane_settle(ra_call *call) {
+    return call->lane && call->lane->ops->settle ? call->lane->ops->settle(call) : RA_OK;
+}
+
 bool ra_lane_end(ra_call *call, ra_status status, bool cancelled) {
     ra_lane *lane = call->lane;
+    if (status != RA_OK && !ra_link_cancel(call->comm->link, call->entry->receipts, call->transfer_count)) cancelled = false;
     if (call->staging && cancelled) ra_pool_give(lane->staging, call->staging);
     if (status == RA_OK) return true;
-    if (lane->ops == &ra_lane_direct) {
-        ra_link_cancel(call->comm->link, call->entry->receipts, call->transfer_count);
-        return false; /* peers may have notice of it, and copy whenever they like */
-    }
+    if (lane->ops == &ra_lane_ipc) ra_ipc_fail(call);
+    if (lane->ops->announce)
+        return lane->ops == &ra_lane_ipc; /* direct: peers may have notice of it, and copy whenever they like */
     const ra_sentence kept = ra_sentence_keep();
     lane->copying = lane->copies->record(&lane->queue, &lane->in) == RA_OK;
     const bool joined = lane->copying && lane->copies->wait(&call->queue, lane->in) == RA_OK;
@@ -152,6 +197,10 @@ static ra_parcel *next_parcel(ra_call *call, const ra_parcel *wanted) {
     call->transfer_count++;
     *parcel = *wanted;
     parcel->step = call->step;
+    if (!call->lane->ops->announce) return parcel;
+    const int64_t note = ra_frame_bytes((int64_t)sizeof(ra_note));
+    parcel->notice = call->staging + 2 * note * (parcel - call->entry->parcels);
+    parcel->receipt = parcel->notice + note;
     return parcel;
 }
 

@@ -2,6 +2,7 @@
  *
  *     staged   device -> pinned frame -> link -> pinned frame -> device, over every transport
  *     direct   one copy from the peer's memory into this rank's, where both ranks are of one process
+ *     ipc      the same, where all ranks are processes of one host whose devices open each other's memory
  *     solo     made in the device's memory, where a rank is played alone
  *
  * A lane has a queue of its own, so that copies run beside what a call computes:
@@ -20,16 +21,24 @@
 #include "core/frame.h"
 #include "ring/call.h"
 
-enum { RA_PARCEL_NOTE = 32 };
-
 /* A message of a step. */
 struct ra_parcel {
     char *frame; /* in the device's memory */
     int64_t payload, step;
     int32_t peer;
     bool receiving;
-    char notice[RA_FRAME_BYTES(RA_PARCEL_NOTE)], receipt[RA_FRAME_BYTES(RA_PARCEL_NOTE)]; /* direct */
+    char *notice, *receipt; /* direct, ipc: frames of what goes over the link in its place (lane_notices.c) */
 };
+
+/* What a notice, or a receipt, says. */
+typedef struct ra_note {
+    int64_t bytes;       /* of the payload */
+    const char *payload; /* direct: where it lies, */
+    void *moment;        /* from when on; of a receipt, the moment when it was copied, */
+    const void *owner;   /* and the owner of the sender's work */
+    int64_t offset;      /* ipc: where it lies in the sender's window, */
+    uint64_t number;     /* and the counter's number that is reached then */
+} ra_note;
 
 /* How a kind of lane moves the messages of a step; each message is a parcel of the call. */
 typedef struct ra_lane_ops {
@@ -37,21 +46,52 @@ typedef struct ra_lane_ops {
     ra_status (*send)(ra_call *call, ra_parcel *parcel);
     /* Waits until all messages of the step are received and sent. */
     ra_status (*wait)(ra_call *call);
+
+    /* Lanes of notices; NULL in others. Sender: says where the payload lies, and when. Receiver: makes the lane wait for that,
+     * and finds the address. Receiver: says when the lane will have copied all that it was given so far. Sender: makes the
+     * call wait for that. */
+    ra_status (*announce)(ra_call *call, const ra_parcel *parcel, ra_note *notice);
+    ra_status (*find)(ra_call *call, const ra_parcel *parcel, const ra_note *notice, const char **payload);
+    ra_status (*acknowledge)(ra_call *call, const ra_parcel *parcel, ra_note *receipt);
+    ra_status (*heed)(ra_call *call, const ra_parcel *parcel, const ra_note *receipt);
+
+    /* All is enqueued: waits until nothing of it waits for a peer any more. NULL: nothing does. */
+    ra_status (*settle)(ra_call *call);
 } ra_lane_ops;
-extern const ra_lane_ops ra_lane_staged, ra_lane_direct, ra_lane_solo;
+extern const ra_lane_ops ra_lane_staged, ra_lane_direct, ra_lane_ipc, ra_lane_solo;
+
+/* lane_notices.c: the first three functions of lanes of notices. */
+ra_status ra_notices_recv(ra_call *call, ra_parcel *parcel, const ra_maker *maker);
+ra_status ra_notices_send(ra_call *call, ra_parcel *parcel);
+ra_status ra_notices_wait(ra_call *call);
+
+typedef struct ra_ipc ra_ipc; /* lane_ipc.c */
 
 struct ra_lane {
     const ra_copy_ops *copies;
     const ra_lane_ops *ops; /* of this call */
     ra_queue queue;
     void *computed; /* moment of a call: all that it was given when it posted a message */
-    void *out, *in; /* moments of the lane: copies out of the device's memory, and into it */
+    void *out, *in; /* moments of the lane: copies out of the device's memory (ipc: a call's latest wait), and into it */
     bool copying;   /* staged: copies to the device read frames until `in` */
     ra_pool *staging;
+    bool decided; /* how processes exchange payload: by this, or staged */
+    ra_ipc *ipc;
 };
 
-/* Makes the communicator's lane and the frames of a plan's calls, so that the calls allocate nothing. */
-ra_status ra_lane_reserve(ra_comm *comm, const ra_copy_ops *copies, const ra_plan *plan);
+/* Does the environment ask for staged lanes (RINGATTN_LANE)? */
+bool ra_lane_wants_staging(void);
+
+/* Must ranks still decide on a lane, before calls on this device? */
+bool ra_lane_undecided(const ra_comm *comm, const ra_copy_ops *copies);
+/* Makes the communicator's lane, if there is none. */
+ra_status ra_lane_open(ra_comm *comm, const ra_copy_ops *copies);
+/* All ranks do this together: decides, and makes room for frames of `most` bytes, the same on all ranks. */
+ra_status ra_lane_prepare(ra_comm *comm, ra_pool *pool, const ra_plan *plan, int64_t most);
+/* Makes the frames of a plan's calls, so that the calls allocate nothing. */
+ra_status ra_lane_reserve(ra_comm *comm, const ra_entry *entry);
+/* Bytes of a workspace that a plan's calls need not have: their frames lie with the lane. */
+int64_t ra_lane_holds(const ra_comm *comm, const ra_plan *plan, const ra_workspace *workspace);
 
 /* Ranks of one process, between which lanes are direct. Moments that others may still wait for when a rank leaves are freed
  * with the last rank. */
@@ -59,17 +99,30 @@ ra_status ra_together_create(ra_comm **comms, int ranks);
 /* A communicator is destroyed: its lane closes, and it leaves the others. */
 void ra_lane_leave(ra_comm *comm);
 
-/* Begins a call, whose frames are the next `bytes` of its workspace. */
+/* Begins a call, whose frames are the next `bytes` of its workspace, unless the lane holds them. */
 ra_status ra_lane_begin(ra_call *call, int64_t bytes);
+/* After the last step. */
+ra_status ra_lane_settle(ra_call *call);
 /* False: the workspace must never serve another call. `cancelled`: the link has let go of all buffers. */
 bool ra_lane_end(ra_call *call, ra_status status, bool cancelled);
 
 ra_status ra_lane_recv(ra_call *call, int peer, char *frame, int64_t payload, const ra_maker *maker);
 ra_status ra_lane_send(ra_call *call, int peer, char *frame, int64_t payload);
 
-/* For both kinds. follow: the lane's next copies run after what the call was given so far. await: the host waits for a moment,
+/* For all kinds. follow: the lane's next copies run after what the call was given so far. await: the host waits for a moment,
  * and polls the link meanwhile. */
 ra_status ra_lane_follow(ra_call *call);
 ra_status ra_lane_await(ra_call *call, void *moment);
+
+/* lane_ipc.c. open: all ranks do this together; *ipc is NULL if one of them cannot. grow: the same, for a window of so many
+ * bytes; frees *ipc if one of them cannot. */
+ra_status ra_ipc_open(ra_comm *comm, const ra_copy_ops *copies, ra_ipc **ipc);
+ra_status ra_ipc_grow(ra_comm *comm, ra_pool *pool, int64_t bytes, ra_ipc **ipc);
+int64_t ra_ipc_bytes(const ra_ipc *ipc);
+ra_status ra_ipc_begin(ra_call *call);
+/* The call failed: ends the waits of this rank's queues. */
+void ra_ipc_fail(ra_call *call);
+/* The link is gone, or has no peers that matter. */
+void ra_ipc_close(ra_ipc *ipc);
 
 #endif

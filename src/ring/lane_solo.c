@@ -37,4 +37,4 @@ static ra_status solo_wait(ra_call *call) {
     return lane->copies->wait(&call->queue, lane->in);
 }
 
-const ra_lane_ops ra_lane_solo = {solo_recv, solo_send, solo_wait};
+const ra_lane_ops ra_lane_solo = {.recv = solo_recv, .send = solo_send, .wait = solo_wait};

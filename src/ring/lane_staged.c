@@ -55,4 +55,4 @@ static ra_status staged_wait(ra_call *call) {
     return lane->copies->wait(&call->queue, lane->in);
 }
 
-const ra_lane_ops ra_lane_staged = {staged_recv, staged_send, staged_wait};
+const ra_lane_ops ra_lane_staged = {.recv = staged_recv, .send = staged_send, .wait = staged_wait};

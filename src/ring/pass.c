@@ -1,6 +1,7 @@
 /* The two passes: what comes before the first step and after the last, whatever the schedule. */
 #include "ring/pass.h"
 
+#include "core/alloc.h"
 #include "core/status.h"
 #include "ring/lane.h"
 
@@ -14,25 +15,30 @@ ra_status ra_pass_compute(ra_pass *pass, bool last) {
     return status;
 }
 
-/* Room for frames. A rank that exchanges nothing gets an empty one, in which nothing is read or written. */
-static char *carve_frames(ra_call *call, int64_t bytes) {
+/* The next room for frames. A rank that exchanges nothing gets an empty one, in which nothing is read or written. */
+static char *carve_frames(char **frames, int64_t bytes) {
     static char none[RA_FRAME_BYTES(0)];
-    return bytes > 0 ? ra_call_carve(call, bytes) : none;
+    char *at = *frames;
+    *frames += ra_round_up(bytes, RA_ALIGN);
+    return bytes > 0 ? at : none;
 }
 
 /* Parts the workspace; what the device has of it comes first. */
 static ra_status begin(ra_pass *pass, ra_plan *plan, const char *phase, const ra_workspace *w, void *stream, char **state,
                        char **scratch) {
     ra_call *call = &pass->call;
-    RA_TRY(ra_call_begin(call, ra_entry_of(plan), phase, w->total, stream));
+    RA_TRY(ra_call_prepare(ra_entry_of(plan), pass->backward != NULL));
+    RA_TRY(ra_call_begin(call, ra_entry_of(plan), phase, w, stream));
     *state = ra_call_carve(call, w->state);
     *scratch = ra_call_carve(call, w->scratch);
+    call->frames = call->workspace + call->carved;
     const ra_status status = ra_lane_begin(call, ra_frames_bytes(w));
     if (status != RA_OK) return ra_call_end(call, status);
-    for (int i = 0; i < 2; i++) pass->kv[i] = carve_frames(call, w->kv[i]);
-    for (int i = 0; i < 2; i++) pass->grads[i] = carve_frames(call, w->grad[i]);
-    pass->grads_in = carve_frames(call, w->grad_in);
-    for (int i = 0; i < 2; i++) pass->travelling[i] = ra_call_carve(call, w->travelling);
+    char *frames = call->frames;
+    for (int i = 0; i < 2; i++) pass->kv[i] = carve_frames(&frames, w->kv[i]);
+    for (int i = 0; i < 2; i++) pass->grads[i] = carve_frames(&frames, w->grad[i]);
+    pass->grads_in = carve_frames(&frames, w->grad_in);
+    for (int i = 0; i < 2; i++) pass->travelling[i] = w->travelling > 0 ? carve_frames(&frames, w->travelling) : NULL;
     return RA_OK;
 }
 
@@ -69,6 +75,7 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
     ra_status status = device->forward_begin(&forward, call->entry->items, call->item_count);
     if (status == RA_OK) status = walk(&pass);
     if (status == RA_OK) status = device->forward_end(&forward);
+    if (status == RA_OK) status = ra_lane_settle(call);
     if (status != RA_OK) spoil(&pass);
     return ra_call_end(call, status);
 }
@@ -97,6 +104,7 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
     ra_status status = device->backward_begin(&backward, call->entry->items, call->item_count);
     if (status == RA_OK) status = walk(&pass);
     if (status == RA_OK) status = device->backward_end(&backward);
+    if (status == RA_OK) status = ra_lane_settle(call);
     if (status != RA_OK) spoil(&pass);
     return ra_call_end(call, status);
 }

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 
 PROGRAM = os.environ.get("RINGATTN", "build/ringattn")
@@ -95,11 +96,13 @@ class Cli(unittest.TestCase):
                         )
                         self.assertEqual(answer.returncode, 0, answer.stdout + answer.stderr)
 
-    def verify_ring(self, *start, ring, dtype, more):
+    def verify_ring(self, *start, ring, dtype, more, lane=""):
         shape = ("--seq", 777, "--heads", 4, "--kv-heads", 2, "--head-dim", 64, "--dtype", dtype, "--device", "cuda")
         command = [*start, PROGRAM, "verify", *map(str, (*shape, *ring, *more))]
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=LAUNCHED)
+        environment = {**LAUNCHED, "RINGATTN_LANE": lane, "RINGATTN_DEBUG": "info"}
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
         self.assertEqual(answer.returncode, 0, (command, answer.stdout + answer.stderr))
+        return answer.stderr
 
     def test_rings_of_one_process_hold_to_the_bounds_on_both_lanes(self):
         for dtype, ranks in (("bf16", 2), ("bf16", 3), ("f32", 4), ("f16", 8)):
@@ -109,10 +112,24 @@ class Cli(unittest.TestCase):
                         self.verify_ring(ring=("--ring-size", ranks), dtype=dtype, more=(*more, *lane))
 
     @unittest.skipUnless(shutil.which("mpirun"), "needs mpirun")
-    def test_rings_of_processes_that_share_the_gpu_hold_to_the_bounds(self):
-        for ranks, more in ((2, RINGS[0]), (3, RINGS[1]), (2, RINGS[2])):
-            with self.subTest(ranks=ranks, more=more):
-                self.verify_ring("mpirun", "-n", str(ranks), ring=(), dtype="bf16", more=more)
+    def test_rings_of_processes_that_share_the_gpu_hold_to_the_bounds_on_both_lanes(self):
+        for ranks, more in ((2, RINGS[0]), (3, RINGS[1]), (2, RINGS[2]), (4, RINGS[0])):
+            for lane, said in (("", "goes by IPC"), ("staged", "is staged in pinned memory")):
+                with self.subTest(ranks=ranks, more=more, lane=lane):
+                    told = self.verify_ring("mpirun", "-n", str(ranks), ring=(), dtype="bf16", more=more, lane=lane)
+                    self.assertIn("rank 1: payload between processes " + said, told)
+
+    @unittest.skipUnless(shutil.which("mpirun.openmpi"), "needs Open MPI's mpirun")
+    def test_survivors_of_a_killed_process_name_it_and_end(self):
+        begin, seconds = time.monotonic(), 2.0
+        options = "--seq 65536 --heads 16 --head-dim 128 --dtype bf16 --device cuda --schedule ring --repeat 100000".split()
+        killed = f'[ "$OMPI_COMM_WORLD_RANK" = 1 ] && exec timeout -s KILL {seconds + 15} "$@"; exec "$@"'
+        command = ["mpirun.openmpi", "-n", "2", "--enable-recovery", "sh", "-c", killed, "sh", PROGRAM, "bench", *options]
+        command += ["--timeout", str(seconds)]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=LAUNCHED)
+        self.assertNotEqual(answer.returncode, 0)
+        self.assertIn("rank 1 ", answer.stderr)
+        self.assertLess(time.monotonic() - begin, seconds + 15 + seconds + 1 + 10)  # ten more for the launcher
 
     def test_bench_times_both_passes(self):
         answer = call(*"bench --pass both --seq 1024 --heads 4 --head-dim 64 --dtype bf16 --device cuda --repeat 3 --json".split())

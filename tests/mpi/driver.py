@@ -28,12 +28,14 @@ class Job:
 
     all = []
 
-    def __init__(self, directory, ranks, *arguments, timeout=1.0, launcher=(), prefix=(), program=None, kill=False):
+    def __init__(self, directory, ranks, *arguments, timeout=1.0, launcher=(), prefix=(), program=None, kill=False,
+                 variables=None):
         self.name = f"{ranks} ranks, {' '.join(map(str, arguments))}"
         self.ranks, self.timeout = ranks, timeout
         self.result = pathlib.Path(tempfile.mkdtemp(dir=directory)) / "result"
         # A TMPDIR for each: Open MPI's launchers remove each other's session directories otherwise.
-        environment = dict(os.environ, RESULT=str(self.result), TIMEOUT=str(timeout), TMPDIR=str(self.result.parent))
+        environment = dict(os.environ, RESULT=str(self.result), TIMEOUT=str(timeout), TMPDIR=str(self.result.parent),
+                           **(variables or {}))
         self.log = open(self.result.with_name("log"), "w+", encoding="utf-8", errors="replace")
         command = [*prefix, os.environ["MPIRUN"]]
         if IMPLEMENTATION == "openmpi":
@@ -127,6 +129,61 @@ def attention(directory):
     for ranks in (2, 3, 4, 7):
         done = note(all_well(Job(directory, ranks, "attention", cases), limit=600))
         print(f"{ranks} ranks: {done}, the same bits as over threads")
+
+
+def on_gpus(directory, lane):
+    """The environment of ranks that compute on the stand-in for a GPU and exchange payload by this lane."""
+    modules, build = pathlib.Path(directory) / "modules", pathlib.Path(os.environ["RA_BUILD"])
+    if not modules.exists():
+        modules.mkdir()
+        for module in (*build.glob("ringattn_mpi_*.so"), build / "tests/stand_in/libringattn_cuda.so"):
+            (modules / module.name).symlink_to(module)
+    return {"RINGATTN_MODULE_PATH": str(modules), "ON_GPU": "1", "RINGATTN_LANE": "staged" if lane == "staged" else "",
+            "RINGATTN_DEBUG": "info"}
+
+
+def gpus(directory):
+    """Ranks on GPUs: the same bits by every lane; where one rank cannot open the others' memory, all stage."""
+    cases = 300 if LONG else 8
+    for ranks in (2, 3, 4):
+        for lane in ("ipc", "staged"):
+            done = note(all_well(Job(directory, ranks, "attention", cases, variables=on_gpus(directory, lane)), limit=600))
+            if not done.endswith(f"cases by {lane}"):
+                sys.exit(f"FAILED: {ranks} ranks: {done}, not by {lane}")
+            print(f"{ranks} ranks: {done}, the same bits as over threads")
+    slow = {**on_gpus(directory, "ipc"), "RINGATTN_STAND_IN_STEP_MS": "10"}  # a call begins before the one before is done
+    print(f"3 ranks, slow steps: {note(all_well(Job(directory, 3, 'attention', 5, variables=slow)))}, the same bits")
+    for refuser in (0, 2):
+        job = Job(directory, 3, "attention", 5, variables={**on_gpus(directory, "ipc"), "REFUSER": str(refuser)})
+        reports = all_well(job)
+        if any(not report["note"].endswith("by staged") for report in reports.values()):
+            fail(job, f"ranks report {reports}")
+        if job.all_text().count(f"since rank {refuser} says: the stand-in opens no memory") != 3:
+            fail(job, "not every rank says why")
+        print(f"rank {refuser} of 3 cannot open the others' memory: all stage, and say why")
+
+
+def gpu_faults(directory):
+    """The same as `faults` on GPUs that lag behind their hosts: nothing hangs, and no result looks like one."""
+    matrix = [(lane, ranks, victim, step, how, direction)
+              for lane in ("ipc", "staged") for ranks in (2, 3) for victim in range(ranks) for step in (-1, *range(8))
+              for how in ("kill", "stop", "error") for direction in ("forward", "backward")
+              if (step >= 0 or (lane == "ipc" and (how, direction) in (("stop", "forward"), ("kill", "backward"))))
+              and (LONG or (lane == "ipc" and (step < 0 or (3 * victim + step + len(how) + len(direction)) % 16 == ranks)))]
+    before, at_once = set(os.listdir("/dev/shm")), 3
+    for begin in range(0, len(matrix), at_once):
+        jobs = []
+        for lane, ranks, victim, step, how, direction in matrix[begin:begin + at_once]:
+            slow = {**on_gpus(directory, lane), "RINGATTN_STAND_IN_COPY_MS": "100" if step < 0 else "10"}
+            jobs.append((Job(directory, ranks, "fault", victim, step, how, direction, variables=slow), victim, how, lane))
+        for job, victim, how, lane in jobs:
+            judge(job, victim, how)
+            if any(job.report(rank)["note"] != lane for rank in range(job.ranks) if rank != victim):
+                fail(job, f"a rank did not use {lane}")
+    left = {name for name in set(os.listdir("/dev/shm")) - before if "ringattn" in name}
+    if left:
+        sys.exit(f"FAILED: left in /dev/shm: {left}")
+    print(f"{len(matrix)} jobs: no survivor hangs, all name the right rank, no result looks like one, and nothing stays mapped")
 
 
 def programs(directory, ranks, program, lines, runs):

@@ -2,7 +2,8 @@
  *
  *     messages             rings, many messages in flight, allgathers, counts; opened and closed many times
  *     attention CASES      random attention, forward and backward: the same bits as ranks that are threads
- *     fault WHO STEP HOW PASS   a ring in which rank WHO fails at its STEP-th send: kill, stop, error
+ *     fault WHO STEP HOW PASS   a ring in which rank WHO fails at its STEP-th send: kill, stop, error; STEP -1: a while later,
+ *                          when its host has sent everything
  *     pause SECONDS ROUNDS a ring in which one rank after another does nothing at all for SECONDS
  *     mistake WHICH        ranks that wait for each other (transport_mistakes.h)
  *     busy SECONDS         a ring in which one rank computes a single step for SECONDS
@@ -12,6 +13,9 @@
  *     long ROOM BYTES      rank 0 sends BYTES to a receive of ROOM, whose buffer ends where memory does
  *     unequal BYTES        an allgather of BYTES a rank, of BYTES more on rank 1, and so on
  *     nomem                every allocation of opening a communicator fails on one rank
+ *
+ * With ON_GPU set, attention and fault compute on the stand-in for a GPU; with REFUSER set, that rank's opens no memory of
+ * the others.
  */
 #include <signal.h>
 #include <stdatomic.h>
@@ -19,12 +23,14 @@
 
 #include "../support.h"
 #include "../transport_mistakes.h"
-#include "ring/comm.h"
+#include "ring/lane.h"
+#include "ringattn_cuda.h"
 #include "ringattn_mpi.h"
 #include "transport/host/mpi.h"
 
 static double timeout_seconds = 1;
 static int rank_of, ranks_of;
+static bool on_gpu;
 
 /* ---------------------------------------------------------------------------------------------------------------- the end */
 
@@ -245,13 +251,25 @@ static void one_case(ra_comm *comm, const test_case *c) {
     ra_plan *plan;
     CHECK(ra_plan_create(comm, &c->desc, &plan) == RA_OK);
     ra_forward_args forward = {.q = q.tensor, .k = k.tensor, .v = v.tensor, .out = out.tensor, .lse = lse.tensor};
+    ra_stats_data stats = {.struct_size = sizeof stats};
+    local early = make(c, queries, c->desc.seq_q, hq, dim, NULL);
+    ra_forward_args before = forward; /* on a GPU: beside the other, on a stream of its own */
+    before.out = early.tensor;
+    before.lse.data = NULL;
+    before.stream = &early;
+    if (on_gpu) CHECK(ra_forward(plan, &before) == RA_OK);
     CHECK(ra_forward(plan, &forward) == RA_OK);
+    CHECK(ra_stats(plan, &stats) == RA_OK);
+    CHECK(stats.bytes_sent == expected.forward[rank_of].bytes_sent);
+    CHECK(stats.bytes_received == expected.forward[rank_of].bytes_received);
     if (c->backward) {
         ra_backward_args backward = backward_of(&forward, &dout, &dq, &dk, &dv);
         if (c->dlse) backward.dlse = dlse.tensor;
         CHECK(ra_backward(plan, &backward) == RA_OK);
     }
+    if (on_gpu) CHECK(ra_cuda_synchronize(before.stream) == RA_OK && ra_cuda_synchronize(forward.stream) == RA_OK);
     ra_plan_destroy(plan);
+    compare_and_free(c, &early, c->desc.seq_q, on_gpu ? expected.out : NULL, "the first out");
     compare_and_free(c, &out, c->desc.seq_q, expected.out, "out");
     compare_and_free(c, &lse, c->desc.seq_q, expected.lse, "lse");
     compare_and_free(c, &dq, c->desc.seq_q, c->backward ? expected.dq : NULL, "dq");
@@ -263,12 +281,26 @@ static void one_case(ra_comm *comm, const test_case *c) {
     test_data_free(&data);
 }
 
+static const char *lane_of(const ra_comm *comm) { return !comm->lane ? "the link" : comm->lane->ipc ? "ipc" : "staged"; }
+
+/* Of memory that the stand-in made or opened, and of counters. */
+static int mappings(void) {
+    char line[512];
+    int count = 0;
+    FILE *file = fopen("/proc/self/maps", "r");
+    CHECK(file);
+    while (fgets(line, sizeof line, file)) count += strstr(line, "memfd:stand-in") || strstr(line, "memfd:ringattn");
+    fclose(file);
+    return count;
+}
+
 static void attention(int cases) {
     ra_comm *comm;
     CHECK(ra_comm_mpi_world(60, &comm) == RA_OK);
     rank_of = ra_comm_rank(comm);
     ranks_of = ra_comm_size(comm);
     CHECK(strcmp(ra_comm_transport(comm), "mpi") == 0);
+    if (getenv("REFUSER") && atoi(getenv("REFUSER")) == rank_of) setenv("RINGATTN_STAND_IN_REFUSES", "1", 1);
     test_rng rng = {test_seed(20240)};
     int run = 0;
     for (int i = 0; i < cases; i++) {
@@ -276,14 +308,20 @@ static void attention(int cases) {
         test_case_random(&c, &rng, 60, ranks_of);
         c.ranks = ranks_of;
         c.transport = TEST_THREADS;
+        if (on_gpu) {
+            c.desc.device = RA_DEVICE_CUDA;
+            c.desc.kernel = NULL;
+            if (c.desc.dtype == RA_F64) c.desc.dtype = RA_F32;
+        }
         test_case_link(&c);
         if (ra_attention_desc_check(&c.desc) != RA_OK) continue;
         one_case(comm, &c);
         run++;
     }
     char note[64];
-    snprintf(note, sizeof note, "%d cases", run);
+    snprintf(note, sizeof note, "%d cases by %s", run, lane_of(comm));
     ra_comm_destroy(comm);
+    CHECK(mappings() == 0);
     report(RA_OK, 0, note);
 }
 
@@ -299,10 +337,58 @@ static void small_case(test_case *c) {
     c->desc.bucket = 12;
     c->ranks = ranks_of;
     c->backward = true;
+    if (on_gpu) c->desc.device = RA_DEVICE_CUDA;
     test_case_link(c);
 }
 
-static ra_status forward_and_backward(ra_comm *comm, bool backward_fault, void *fault_ctx, const ra_fault *fault) {
+/* Results of a call that fails on a GPU are NaN, or what was there before. */
+enum { BEFORE = 77 };
+
+static void fill(local **results, int count) {
+    for (int i = 0; on_gpu && i < count; i++)
+        for (int64_t n = 0; n < results[i]->rows * results[i]->heads * results[i]->dim; n++)
+            test_store(RA_F32, results[i]->data, n, BEFORE);
+}
+
+/* A call that has succeeded stays right, whatever happens to its peers afterwards. */
+static void check_right(const local *out, const void *expected, int64_t bytes) {
+    if (!on_gpu) return;
+    CHECK(ra_cuda_synchronize(NULL) == RA_OK);
+    CHECK(memcmp(out->data, expected, (size_t)bytes) == 0);
+}
+
+static void check_void(local **results, int count) {
+    if (!on_gpu) return;
+    CHECK(ra_cuda_synchronize(NULL) == RA_OK);
+    for (int i = 0; i < count; i++) {
+        const double first = test_load(RA_F32, results[i]->data, 0);
+        CHECK(isnan(first) || first == BEFORE);
+        for (int64_t n = 0; n < results[i]->rows * results[i]->heads * results[i]->dim; n++) {
+            const double x = test_load(RA_F32, results[i]->data, n);
+            CHECK(isnan(first) ? isnan(x) : x == BEFORE);
+        }
+    }
+}
+
+static void *signal_late(void *signal) {
+    sleep_for(0.1);
+    raise(*(const int *)signal);
+    return NULL;
+}
+
+/* The fault begins now. */
+static void start_fault(void *fault_ctx, const ra_fault *fault) {
+    static int late;
+    pthread_t thread;
+    if (!fault) return;
+    late = fault->signal;
+    if (fault->nth >= 0) ra_fault_set(fault_ctx, fault);
+    else CHECK(pthread_create(&thread, NULL, signal_late, &late) == 0);
+}
+
+/* *seconds: from the beginning of the pass with the fault to the end of the call that fails. */
+static ra_status forward_and_backward(ra_comm *comm, bool backward_fault, void *fault_ctx, const ra_fault *fault,
+                                      double *seconds) {
     test_case c;
     small_case(&c);
     test_data data = test_data_create(&c);
@@ -319,13 +405,35 @@ static ra_status forward_and_backward(ra_comm *comm, bool backward_fault, void *
     local dv = make(&c, keys, total, heads, dim, NULL);
     ra_forward_args forward = {.q = q.tensor, .k = k.tensor, .v = v.tensor, .out = out.tensor, .lse = lse.tensor};
     ra_backward_args backward = backward_of(&forward, &dout, &dq, &dk, &dv);
-    if (fault && !backward_fault) ra_fault_set(fault_ctx, fault);
+    local *outputs[] = {&out}, *gradients[] = {&dq, &dk, &dv};
+    const int64_t bytes = out.rows * out.heads * out.dim * (int64_t)sizeof(float);
+    CHECK(ra_forward(plan, &forward) == RA_OK && (!on_gpu || ra_cuda_synchronize(NULL) == RA_OK));
+    void *expected = malloc((size_t)bytes);
+    CHECK(expected && memcpy(expected, out.data, (size_t)bytes));
+    fill(outputs, 1);
+    fill(gradients, 3);
+    double begin = seconds_now();
+    if (!backward_fault) start_fault(fault_ctx, fault);
     status = ra_forward(plan, &forward);
-    if (fault && backward_fault) ra_fault_set(fault_ctx, fault);
-    if (status == RA_OK) status = ra_backward(plan, &backward);
-    for (int round = 0; status == RA_OK && round < 3; round++)
-        status = ra_forward(plan, &forward); /* whoever was fast meets it here */
-    return status;                           /* the process ends soon; buffers that MPI may write to stay */
+    *seconds = seconds_now() - begin;
+    if (status != RA_OK) {
+        check_void(outputs, 1);
+        return status;
+    }
+    check_right(&out, expected, bytes);
+    if (backward_fault) begin = seconds_now();
+    if (backward_fault) start_fault(fault_ctx, fault);
+    status = ra_backward(plan, &backward);
+    *seconds = seconds_now() - begin;
+    if (status != RA_OK) check_void(gradients, 3);
+    for (int round = 0; status == RA_OK && round < 3; round++) { /* whoever was fast meets it here */
+        fill(outputs, 1);
+        status = ra_forward(plan, &forward);
+        *seconds = seconds_now() - begin;
+        if (status != RA_OK) check_void(outputs, 1);
+        else check_right(&out, expected, bytes);
+    }
+    return status; /* the process ends soon; buffers that MPI may write to stay */
 }
 
 static void faulty(int who, int step, const char *how, bool backward) {
@@ -335,10 +443,12 @@ static void faulty(int who, int step, const char *how, bool backward) {
     ra_fault fault = {
         .kind = RA_FAULT_SIGNAL, .sends = true, .nth = step, .signal = strcmp(how, "kill") == 0 ? SIGKILL : SIGSTOP};
     if (strcmp(how, "error") == 0) fault = (ra_fault){.kind = RA_FAULT_FAIL, .sends = true, .nth = step, .status = RA_NOMEM};
-    double begin = seconds_now();
-    ra_status status = forward_and_backward(comm, backward, fault_ctx, rank_of == who ? &fault : NULL);
-    report(status, seconds_now() - begin, "");
+    double seconds = 0;
+    ra_status status = forward_and_backward(comm, backward, fault_ctx, rank_of == who ? &fault : NULL, &seconds);
+    const char *note = lane_of(comm);
     ra_comm_destroy(comm);
+    if (on_gpu) CHECK(mappings() <= 1); /* one, if MPI does not let go of a message */
+    report(status, seconds, note);
     _exit(status == RA_OK ? 0 : 5); /* as the command line does: nobody waits for the dead in MPI_Finalize */
 }
 
@@ -509,6 +619,7 @@ int main(int argc, char **argv) {
     if (strcmp(what, "nomem") == 0) ra_set_allocator(&counting);
     if (getenv("TIMEOUT")) timeout_seconds = atof(getenv("TIMEOUT"));
     if (!getenv("RESULT")) return 2;
+    on_gpu = getenv("ON_GPU") != NULL;
     if (strcmp(what, "messages") == 0) messages();
     else if (strcmp(what, "attention") == 0 && argc > 2) attention(atoi(argv[2]));
     else if (strcmp(what, "fault") == 0 && argc > 5)

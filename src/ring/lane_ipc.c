@@ -1,0 +1,281 @@
+/* IPC: ranks that are processes of one host. The frames of a rank's calls lie in its *window*, a block of its device's memory
+ * that every other rank has open. Queues of one process wait for those of another by counters in memory that all share:
+ *
+ *     counter[a][b]   how far the lane of rank a has got with what rank b waits for: the number of the latest message from a
+ *                     to b whose payload is there (of a notice) or copied (of a receipt)
+ *
+ * A number is told after the lane was given the order to raise the counter to it, so no queue waits for work that has not been
+ * enqueued. Only queues of b wait for counter[a][b]. When b's link breaks, its thread sets all of these to ENDED, which ends
+ * every wait, with whatever is in the windows; that may happen to a call whose host has not noticed, so a call ends by waiting
+ * until none of its queues waits for a peer, and looks at the link once more. Results of a call that fails become NaN. The
+ * thread sets them again and again, since a lane that still runs may raise a counter to less.
+ *
+ * Windows are replaced by all ranks together, because CUDA wants memory closed everywhere before it is freed. Only when a rank
+ * leaves, others may have its window open; then nobody copies from it any more, and the driver keeps it until they close it. */
+#include <inttypes.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "core/alloc.h"
+#include "core/log.h"
+#include "core/shared.h"
+#include "core/status.h"
+#include "ring/lane.h"
+
+#define ENDED INT64_MAX /* more than any number, also for a device that looks at the sign of the difference */
+
+/* What a rank says while ranks decide. */
+typedef struct ballot {
+    int64_t status; /* not RA_OK: it cannot, for this reason */
+    char reason[128];
+    uint64_t host;
+    int64_t process, file; /* of the counters */
+    char handle[RA_HANDLE_BYTES];
+} ballot;
+
+struct ra_ipc {
+    const ra_copy_ops *copies;
+    ra_comm *comm;
+    int64_t size; /* of this */
+    ra_shared counters;
+    bool shared; /* the device knows them */
+    ra_pool *pool;
+    void *window;  /* from the pool */
+    int64_t bytes; /* of every window */
+    void *done;    /* moment: the latest call is done with this rank's window */
+    ballot mine, *all;
+    void *windows[]; /* of the others, as they are open here */
+};
+
+static int64_t counters_bytes(const ra_comm *comm) {
+    return ra_round_up((int64_t)sizeof(uint64_t) * comm->ranks * comm->ranks, 4096);
+}
+
+static int64_t ballots_bytes(const ra_comm *comm) { return (int64_t)sizeof(ballot) * comm->ranks; }
+
+static uint64_t *counter(const ra_ipc *ipc, int from, int to) {
+    return (uint64_t *)ipc->counters.memory + (int64_t)from * ipc->comm->ranks + to;
+}
+
+static void end_waits(void *arg) {
+    const ra_ipc *ipc = arg;
+    for (int from = 0; from < ipc->comm->ranks; from++)
+        atomic_store((_Atomic uint64_t *)counter(ipc, from, ipc->comm->rank), (uint64_t)ENDED);
+}
+
+/* ------------------------------------------------------------------------------------------------------ deciding together */
+
+/* Every rank tells the others whether it can; *objector is the first that cannot, or -1. */
+static ra_status vote(ra_ipc *ipc, ra_status status, int *objector) {
+    ra_comm *comm = ipc->comm;
+    ipc->mine.status = status;
+    if (status != RA_OK) snprintf(ipc->mine.reason, sizeof ipc->mine.reason, "%s", ra_last_error());
+    RA_TRY(ra_link_allgather(comm->link, &ipc->mine, ipc->all, (int64_t)sizeof ipc->mine, "plan"));
+    *objector = 0;
+    while (*objector < comm->ranks && ipc->all[*objector].status == RA_OK) ++*objector;
+    if (*objector == comm->ranks) *objector = -1;
+    return RA_OK;
+}
+
+/* May this rank open what the others share? */
+static ra_status check_hosts(const ra_ipc *ipc) {
+    const ballot *all = ipc->all, *mine = &ipc->mine;
+    for (int rank = 0; rank < ipc->comm->ranks; rank++) {
+        if (all[rank].host == 0 || all[rank].host != mine->host)
+            return ra_fail(RA_NOT_AVAILABLE, "rank %d is on another host", rank);
+        if (all[rank].process == mine->process && rank != ipc->comm->rank)
+            return ra_fail(RA_NOT_AVAILABLE, "rank %d is of the same process", rank);
+    }
+    return RA_OK;
+}
+
+static ra_status share_counters(ra_ipc *ipc) {
+    RA_TRY(check_hosts(ipc));
+    if (ipc->comm->rank != 0)
+        RA_TRY(ra_shared_open((pid_t)ipc->all[0].process, (int)ipc->all[0].file, counters_bytes(ipc->comm), &ipc->counters));
+    RA_TRY(ipc->copies->share(ipc->counters.memory, ipc->counters.bytes));
+    ipc->shared = true;
+    return RA_OK;
+}
+
+/* All ranks come to the same end: with `ipc`, or without. */
+static ra_status decide(ra_ipc **ipc, ra_status status, int objector) {
+    if (status == RA_OK && objector < 0) return RA_OK;
+    if (status == RA_OK)
+        ra_log(RA_LOG_INFO, "rank %d: payload between processes is staged in pinned memory, since rank %d says: %.*s",
+               (*ipc)->comm->rank, objector, (int)sizeof(*ipc)->all->reason - 1, (*ipc)->all[objector].reason);
+    ra_link_on_break((*ipc)->comm->link, NULL, NULL);
+    ra_ipc_close(*ipc);
+    *ipc = NULL;
+    return status;
+}
+
+ra_status ra_ipc_open(ra_comm *comm, const ra_copy_ops *copies, ra_ipc **result) {
+    const int64_t size = (int64_t)sizeof(ra_ipc) + comm->ranks * (int64_t)sizeof(void *);
+    ra_ipc *ipc = ra_calloc(size);
+    ballot *all = ra_calloc(ballots_bytes(comm));
+    if (!ipc || !all) {
+        ra_free(ipc, size);
+        ra_free(all, ballots_bytes(comm));
+        ra_fail(RA_NOMEM, "no memory to agree with %d ranks", comm->ranks);
+        ra_link_abort(comm->link, RA_NOMEM, ra_last_error());
+        return RA_NOMEM;
+    }
+    *ipc = (ra_ipc){.copies = copies, .comm = comm, .size = size, .counters = {.file = -1}, .all = all};
+    ra_status status = RA_OK;
+    int objector = -1;
+    if (ra_lane_wants_staging()) status = ra_fail(RA_NOT_AVAILABLE, "RINGATTN_LANE is staged");
+    else if (comm->rank == 0) status = ra_shared_create(counters_bytes(comm), &ipc->counters);
+    ipc->mine.host = ra_host_id();
+    ipc->mine.process = getpid();
+    ipc->mine.file = ipc->counters.file;
+    status = vote(ipc, status, &objector);
+    if (status == RA_OK && objector < 0) {
+        ra_status shared = share_counters(ipc);
+        if (shared == RA_OK && !ra_link_on_break(comm->link, end_waits, ipc))
+            shared = ra_fail(RA_NOT_AVAILABLE, "its transport wants the caller's thread, so that nobody could end waits");
+        status = vote(ipc, shared, &objector);
+    }
+    *result = ipc;
+    return decide(result, status, objector);
+}
+
+static void close_windows(ra_ipc *ipc) {
+    for (int rank = 0; rank < ipc->comm->ranks; rank++) {
+        if (ipc->windows[rank]) ipc->copies->release(ipc->windows[rank]);
+        ipc->windows[rank] = NULL;
+    }
+}
+
+static ra_status make_window(ra_ipc *ipc, int64_t bytes) {
+    RA_TRY(ra_pool_take(ipc->pool, bytes, &ipc->window));
+    return ipc->copies->export(ipc->window, ipc->mine.handle);
+}
+
+static ra_status open_windows(ra_ipc *ipc) {
+    for (int rank = 0; rank < ipc->comm->ranks; rank++)
+        if (rank != ipc->comm->rank) RA_TRY(ipc->copies->import(ipc->all[rank].handle, &ipc->windows[rank]));
+    return RA_OK;
+}
+
+ra_status ra_ipc_grow(ra_comm *comm, ra_pool *pool, int64_t bytes, ra_ipc **result) {
+    ra_ipc *ipc = *result;
+    int objector = -1;
+    RA_TRY(ra_comm_usable(comm));
+    ra_status status = RA_OK;
+    if (ipc->window) { /* others close it before it goes */
+        close_windows(ipc);
+        status = vote(ipc, RA_OK, &objector);
+        if (status != RA_OK) return status;
+        ra_pool_give(ipc->pool, ipc->window);
+        ipc->window = NULL;
+    }
+    ipc->pool = pool;
+    ipc->bytes = bytes;
+    status = vote(ipc, make_window(ipc, bytes), &objector);
+    if (status == RA_OK && objector < 0) status = vote(ipc, open_windows(ipc), &objector);
+    status = decide(result, status, objector);
+    if (*result)
+        ra_log(RA_LOG_INFO, "rank %d: payload between processes goes by IPC, in windows of %" PRId64 " bytes", comm->rank,
+               bytes);
+    return status;
+}
+
+int64_t ra_ipc_bytes(const ra_ipc *ipc) { return ipc->bytes; }
+
+/* Waits until this rank's queues are past every wait for a peer. */
+static void drain(ra_ipc *ipc) {
+    void *moments[] = {ipc->comm->lane->in, ipc->done};
+    for (int i = 0; i < 2; i++) {
+        bool passed = !moments[i];
+        while (!passed && ipc->copies->passed(moments[i], &passed) == RA_OK) {
+            end_waits(ipc);
+            sched_yield();
+        }
+    }
+}
+
+void ra_ipc_close(ra_ipc *ipc) {
+    if (!ipc) return;
+    if (ipc->shared) drain(ipc);
+    if (ipc->done) ipc->copies->forget(ipc->done);
+    close_windows(ipc);
+    if (ipc->window) ra_pool_give(ipc->pool, ipc->window);
+    if (ipc->shared) ipc->copies->unshare(ipc->counters.memory);
+    ra_shared_close(&ipc->counters);
+    ra_free(ipc->all, ballots_bytes(ipc->comm));
+    ra_free(ipc, ipc->size);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- calls */
+
+/* Calls on different streams share the window: one begins when the one before is done with it. */
+ra_status ra_ipc_begin(ra_call *call) {
+    ra_ipc *ipc = call->lane->ipc;
+    call->frames = ipc->window;
+    return ipc->done ? ipc->copies->wait(&call->queue, ipc->done) : RA_OK;
+}
+
+/* The lane raises this rank's counter for a peer, to the number of the message that tells of it. */
+static ra_status raise_for(ra_call *call, int peer, uint64_t *number) {
+    const ra_comm *comm = call->comm;
+    *number = comm->sent[peer] + 1;
+    return call->lane->copies->raise(&call->lane->queue, counter(call->lane->ipc, comm->rank, peer), *number);
+}
+
+static ra_status await_peer(ra_call *call, const ra_queue *queue, int peer, uint64_t number) {
+    return call->lane->copies->await(queue, counter(call->lane->ipc, peer, call->comm->rank), number);
+}
+
+static ra_status ipc_announce(ra_call *call, const ra_parcel *parcel, ra_note *notice) {
+    notice->offset = ra_frame_payload(parcel->frame) - call->frames;
+    return raise_for(call, parcel->peer, &notice->number);
+}
+
+static ra_status ipc_find(ra_call *call, const ra_parcel *parcel, const ra_note *notice, const char **payload) {
+    const ra_ipc *ipc = call->lane->ipc;
+    if (notice->offset < 0 || notice->offset > ipc->bytes - notice->bytes)
+        return ra_fail(RA_PROTOCOL, "rank %d announced %" PRId64 " bytes at %" PRId64 " of its window of %" PRId64,
+                       parcel->peer, notice->bytes, notice->offset, ipc->bytes);
+    *payload = (const char *)ipc->windows[parcel->peer] + notice->offset;
+    return await_peer(call, &call->lane->queue, parcel->peer, notice->number);
+}
+
+static ra_status ipc_acknowledge(ra_call *call, const ra_parcel *parcel, ra_note *receipt) {
+    return raise_for(call, parcel->peer, &receipt->number);
+}
+
+static ra_status ipc_heed(ra_call *call, const ra_parcel *parcel, const ra_note *receipt) {
+    return await_peer(call, &call->queue, parcel->peer, receipt->number);
+}
+
+static ra_status ipc_settle(ra_call *call) {
+    ra_lane *lane = call->lane;
+    if (lane->out) RA_TRY(ra_lane_await(call, lane->out));
+    RA_TRY(lane->copies->record(&call->queue, &lane->ipc->done));
+    return ra_link_status(call->comm->link); /* of a link that broke before, waits were ended */
+}
+
+/* What was enqueued goes on, and ra_ipc_close waits for it. */
+void ra_ipc_fail(ra_call *call) {
+    ra_lane *lane = call->lane;
+    const ra_sentence kept = ra_sentence_keep();
+    end_waits(lane->ipc);
+    lane->copies->record(&lane->queue, &lane->in);
+    lane->copies->record(&call->queue, &lane->ipc->done);
+    ra_sentence_restore(&kept);
+}
+
+const ra_lane_ops ra_lane_ipc = {
+    .recv = ra_notices_recv,
+    .send = ra_notices_send,
+    .wait = ra_notices_wait,
+    .announce = ipc_announce,
+    .find = ipc_find,
+    .acknowledge = ipc_acknowledge,
+    .heed = ipc_heed,
+    .settle = ipc_settle,
+};

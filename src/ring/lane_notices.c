@@ -1,0 +1,96 @@
+/* Lanes on which the receiver copies. The sender gives notice of where a payload lies and from when on; the receiver's lane
+ * waits for that, copies, and tells in a receipt when the copy is done. The sender's call waits for that before it uses the
+ * memory again.
+ *
+ *     sender     computed ---------- notice --.                       .-- receipt -> call waits
+ *     receiver                                 `-> lane waits, copies -'             call waits
+ *
+ * Kinds differ in how they say where and when. */
+#include <inttypes.h>
+#include <string.h>
+
+#include "core/status.h"
+#include "ring/lane.h"
+
+static ra_note read_note(char *frame) {
+    ra_note note;
+    memcpy(&note, ra_frame_payload(frame), sizeof note);
+    return note;
+}
+
+static void write_note(char *frame, const ra_note *note) { memcpy(ra_frame_payload(frame), note, sizeof *note); }
+
+ra_status ra_notices_recv(ra_call *call, ra_parcel *parcel, const ra_maker *maker) {
+    ra_comm *comm = call->comm;
+    (void)maker; /* there are peers */
+    return ra_link_recv(comm->link, parcel->peer, comm->received[parcel->peer]++, parcel->step, parcel->notice, sizeof(ra_note),
+                        &call->entry->transfers[parcel - call->entry->parcels]);
+}
+
+ra_status ra_notices_send(ra_call *call, ra_parcel *parcel) {
+    ra_comm *comm = call->comm;
+    ra_note notice = {.bytes = parcel->payload};
+    RA_TRY(call->lane->ops->announce(call, parcel, &notice));
+    write_note(parcel->notice, &notice);
+    return ra_link_send(comm->link, parcel->peer, comm->sent[parcel->peer]++, parcel->step, parcel->notice, sizeof(ra_note),
+                        &call->entry->transfers[parcel - call->entry->parcels]);
+}
+
+static ra_status copy_noticed(ra_call *call, ra_parcel *parcel) {
+    const ra_note notice = read_note(parcel->notice);
+    const char *payload = NULL;
+    if (notice.bytes != parcel->payload)
+        return ra_fail(RA_PROTOCOL, "rank %d announced %" PRId64 " bytes where %" PRId64 " are expected", parcel->peer,
+                       notice.bytes, parcel->payload);
+    RA_TRY(call->lane->ops->find(call, parcel, &notice, &payload));
+    return call->lane->copies->copy(&call->lane->queue, ra_frame_payload(parcel->frame), payload, notice.bytes);
+}
+
+/* Both ends of a message come to its receipt in the order of their messages, as they did to its notice. */
+static ra_status exchange_receipts(ra_call *call) {
+    ra_comm *comm = call->comm;
+    for (int64_t i = 0; i < call->transfer_count; i++) {
+        ra_parcel *p = &call->entry->parcels[i];
+        ra_transfer *transfer = &call->entry->receipts[i];
+        if (p->receiving) {
+            ra_note receipt = {.bytes = p->payload};
+            RA_TRY(call->lane->ops->acknowledge(call, p, &receipt));
+            write_note(p->receipt, &receipt);
+            RA_TRY(ra_link_send(comm->link, p->peer, comm->sent[p->peer]++, p->step, p->receipt, sizeof receipt, transfer));
+        } else {
+            RA_TRY(
+                ra_link_recv(comm->link, p->peer, comm->received[p->peer]++, p->step, p->receipt, sizeof(ra_note), transfer));
+        }
+    }
+    return ra_link_wait(comm->link, call->entry->receipts, call->transfer_count, call->phase);
+}
+
+/* Statistics count the payload, not the notes that the link counted. */
+static void count(ra_call *call, const ra_parcel *parcel) {
+    const int64_t note = (int64_t)sizeof(ra_note);
+    call->counts.bytes_received += note - (parcel->receiving ? parcel->payload : 0);
+    call->counts.bytes_sent += note - (parcel->receiving ? 0 : parcel->payload);
+}
+
+ra_status ra_notices_wait(ra_call *call) {
+    ra_lane *lane = call->lane;
+    const int64_t parcels = call->transfer_count;
+    bool receives = false;
+    RA_TRY(ra_link_wait(call->comm->link, call->entry->transfers, parcels, call->phase));
+    for (ra_parcel *p = call->entry->parcels; p < call->entry->parcels + parcels; p++) {
+        if (!p->receiving) continue;
+        RA_TRY(copy_noticed(call, p));
+        receives = true;
+    }
+    if (receives) RA_TRY(lane->copies->record(&lane->queue, &lane->in));
+    RA_TRY(exchange_receipts(call));
+    if (receives) RA_TRY(lane->copies->wait(&call->queue, lane->in));
+    for (int64_t i = 0; i < parcels; i++) {
+        ra_parcel *p = &call->entry->parcels[i];
+        const ra_note receipt = read_note(p->receipt);
+        if (!p->receiving) RA_TRY(lane->ops->heed(call, p, &receipt));
+        count(call, p);
+        call->entry->transfers[i].payload = p->payload;
+    }
+    return lane->ops->settle ? lane->copies->record(&call->queue, &lane->out) : RA_OK;
+}
