@@ -127,8 +127,7 @@ class Cli(unittest.TestCase):
         command = ["mpirun.openmpi", "-n", "2", "--enable-recovery", "sh", "-c", killed, "sh", PROGRAM, "bench", *options]
         command += ["--timeout", str(seconds)]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=LAUNCHED)
-        self.assertNotEqual(answer.returncode, 0)
-        self.assertIn("rank 1 ", answer.stderr)
+        self.assertRegex(answer.stderr, "ringattn: rank 1 (has been silent|is gone)")
         self.assertLess(time.monotonic() - begin, seconds + 15 + seconds + 1 + 10)  # ten more for the launcher
 
     def test_bench_times_both_passes(self):
