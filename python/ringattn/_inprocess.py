@@ -187,7 +187,10 @@ class _Ring:
         self._lock = threading.Lock()
         self._begun = self._ended = 0
         self._over = False  # no rank begins any more
-        self._out = threading.Event()  # every rank that began has ended, and no other will begin
+        self._out = False  # every rank that began has ended, and no other will begin
+        # Held until then. An Event would not do: an interrupt may leave it locked for ever.
+        self._inside = threading.Lock()
+        self._inside.acquire()
 
     def run(self) -> None:
         raised: Optional[BaseException] = None
@@ -200,13 +203,13 @@ class _Ring:
                     raise _lib.RingattnError(
                         f"rank {rank} of {len(self._comms)} has no thread: {error}", "RA_NOMEM"
                     ) from error
-            self._out.wait()
+            self._wait()
         except BaseException as error:
             raised = error
-        while not self._out.is_set():
+        while not self._out:
             try:
                 self._end(f"the call was interrupted ({type(raised).__name__})")
-                self._out.wait()
+                self._wait()
             except BaseException as error:  # another Ctrl-C
                 raised = raised or error
         if raised is not None:
@@ -226,13 +229,23 @@ class _Ring:
         with self._lock:
             self._ended += 1
             if self._ended == (self._begun if self._over else len(self._comms)):
-                self._out.set()
+                self._leave()
+
+    def _wait(self) -> None:
+        while not self._out:
+            self._inside.acquire()
+
+    def _leave(self) -> None:
+        """With the lock held."""
+        if not self._out:
+            self._out = True
+            self._inside.release()
 
     def _end(self, reason: str) -> None:
         with self._lock:
             self._over = True
             if self._ended == self._begun:
-                self._out.set()
+                self._leave()
         for rank in range(len(self._comms)):
             self._abort(rank, _lib.ABORTED, reason)
 
