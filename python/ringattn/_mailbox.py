@@ -28,15 +28,23 @@ INLINE = 8192 - HEADER.size
 FRAME = HEADER.size + INLINE
 SHORT, LONG, GAVE_UP, LEFT = range(4)
 CONTROL_TAG = 1 << 63  # RA_LINK_OWN_TAG: of the library's heartbeats
+_FIRST_BIT, _MASK = 32, (1 << 30) - 1  # of a tag, in which the library leaves bits 20 to 62 free (RA_LINK_TAG_BITS)
+
+
+def tag_of(tag: int, generation: int) -> int:
+    """The tag by which a message of the n-th communicator over a transport travels. The last words of one communicator may come
+    when the next is there already, and must not be taken for that one's."""
+    return tag | (generation & _MASK) << _FIRST_BIT
 
 
 class Request:
     """A send or a receive that the library has posted."""
 
-    __slots__ = ("peer", "tag", "address", "size", "receiving", "done", "received", "status", "started")
+    __slots__ = ("peer", "tag", "control", "address", "size", "receiving", "done", "received", "status", "started")
 
-    def __init__(self, peer: int, tag: int, address: int, size: int, receiving: bool):
-        self.peer, self.tag, self.address, self.size, self.receiving = peer, tag, address, size, receiving
+    def __init__(self, peer: int, tag: int, generation: int, address: int, size: int, receiving: bool):
+        self.peer, self.tag, self.control = peer, tag_of(tag, generation), tag == CONTROL_TAG
+        self.address, self.size, self.receiving = address, size, receiving
         self.done, self.received, self.status, self.started = False, 0, _lib.OK, False
 
 
@@ -60,6 +68,7 @@ class Mailbox:
         self._heard: dict[int, float] = {}
         self.given_up: Optional[int] = None  # the status of the first rank that said it gave up: then nobody can finish
         self.interrupt: Optional[BaseException] = None
+        self._generation = 0  # of communicators that were made over this
         self._ids = itertools.count(1)
         self._ops = CommOps(
             ctypes.sizeof(CommOps),
@@ -91,7 +100,7 @@ class Mailbox:
 
     def incoming_short(self, peer: int, kind: int, tag: int, payload: bytes) -> None:
         with self.changed:
-            self._heard[peer] = time.monotonic()
+            self._hear(peer, tag)
             if kind == SHORT:
                 request = self._take(peer, tag)
                 if request is None:
@@ -108,7 +117,7 @@ class Mailbox:
     def incoming_long(self, peer: int, tag: int, length: int) -> tuple[Optional[Request], Any, int]:
         """Where the payload of a long frame goes: (request, owner of the memory, address)."""
         with self.changed:
-            self._heard[peer] = time.monotonic()
+            self._hear(peer, tag)
             request = self._take(peer, tag)
             if request is not None and request.size >= length:
                 request.started = True
@@ -142,6 +151,13 @@ class Mailbox:
     def _lose(self, peer: int, status: int, reason: str) -> None:
         self.lost.setdefault(peer, (status, reason))
 
+    def _hear(self, peer: int, tag: int) -> None:
+        if self._is_current(tag):
+            self._heard[peer] = time.monotonic()
+
+    def _is_current(self, tag: int) -> bool:
+        return tag >> _FIRST_BIT & _MASK == self._generation & _MASK
+
     def _take(self, peer: int, tag: int) -> Optional[Request]:
         queue = self.posted.get((peer, tag))
         if not queue:
@@ -172,7 +188,8 @@ class Mailbox:
     def _post(self, peer: int, tag: int, address: int, size: int, receiving: bool, out: Any) -> int:
         try:
             with self.changed:
-                request = Request(peer, tag, address or 0, size, receiving)
+                request = Request(peer, tag, self._generation, address or 0, size, receiving)
+                tag = request.tag
                 if receiving:
                     self.listen(peer)
                     waiting = self.early.get((peer, tag))
@@ -222,7 +239,7 @@ class Mailbox:
                     return self._finish(number, self.lost[request.peer][0])
                 if self.given_up is not None:
                     return self._finish(number, self.given_up)
-                if request.tag == CONTROL_TAG and request.receiving and self._speaks_for(request.peer):
+                if request.control and request.receiving and self._speaks_for(request.peer):
                     self._finish(number, _lib.OK)
                     done[0], received[0] = 1, 0  # an empty control message: the peer lives
                 return _lib.OK
@@ -274,7 +291,11 @@ class Mailbox:
             pass
 
     def communicator(self) -> int:
-        """The ra_comm of this rank over this transport."""
+        """A new ra_comm of this rank over this transport; one before it is closed. All ranks make as many."""
+        with self.changed:
+            self._generation += 1
+            self._heard.clear()
+            self.early = {key: waiting for key, waiting in self.early.items() if self._is_current(key[1])}
         handle = ctypes.c_void_p()
         _lib.check(_lib.lib.ra_comm_custom(ctypes.byref(self._ops), None, self.rank, self.ranks, ctypes.byref(handle)))
         return handle.value or 0

@@ -13,6 +13,7 @@ from typing import Any, Callable, Optional
 from . import _lib
 from . import dist as _dist
 from ._lib import CommOps
+from ._mailbox import tag_of
 
 
 class Transport:
@@ -112,6 +113,7 @@ class _Link:
     def __init__(self, transport: Transport):
         self.transport, self.rank, self.ranks = transport, transport.rank, transport.ranks
         self._requests: dict[int, Any] = {}
+        self._generation = 0  # of communicators that were made over the transport
         self._ids = itertools.count(1)
         self._lost = ""
         self._raised: Optional[BaseException] = None
@@ -141,7 +143,7 @@ class _Link:
         def posted() -> int:
             buffer = memoryview((ctypes.c_char * size).from_address(address)).cast("B") if address else memoryview(bytearray())
             number = next(self._ids)
-            self._requests[number] = post(peer, tag, buffer)
+            self._requests[number] = post(peer, tag_of(tag, self._generation), buffer)
             out[0] = number
             return _lib.OK
 
@@ -169,7 +171,8 @@ class _Link:
         self._guarded(aborted)
 
     def communicator(self) -> int:
-        """The ra_comm of this rank over the transport."""
+        """A new ra_comm of this rank over the transport; one before it is closed. All ranks make as many."""
+        self._generation += 1
         handle = ctypes.c_void_p()
         status = _lib.lib.ra_comm_custom(ctypes.byref(self._ops), None, self.rank, self.ranks, ctypes.byref(handle))
         if status:

@@ -31,7 +31,7 @@ from ._transports import GlooMailbox, MpiMailbox
 # ----------------------------------------------------------------------------------------------------------------------- groups
 
 # What every rank tells every other before a call. A rank that does not take part says why, in a record of the same length.
-_RECORD = struct.Struct("<?qqQ16s")  # taking part, query rows, key rows, seed, digest
+_RECORD = struct.Struct("<?qqQ?16s")  # taking part, query rows, key rows, seed, whether buffers are kept, digest
 _RECORD_BYTES = 512
 PROCESSES = ("dist:", "mpi:", "custom:")  # how the keys of groups of processes begin
 _PIECE = 1 << 20  # elements that are added at once where the transport cannot add
@@ -60,14 +60,21 @@ class Processes(Alone):
         replicated = options.query_placement == "replicated"
         local = self._digest(tuple(options)[:_AGREED], shape._replace(seq_q=0, seq_k=0), ranges)
         self.comm.set_timeouts(options)
-        records = self._exchange(_RECORD.pack(True, shape.seq_q, shape.seq_k, seed, local))
+        records = self._exchange(_RECORD.pack(True, shape.seq_q, shape.seq_k, seed, lasting(options), local))
         parts = [_RECORD.unpack_from(record) for record in records]
         rows_q, rows_k = [part[1] for part in parts], [part[2] for part in parts]
         seq_q = max(rows_q) if replicated else sum(rows_q)
         seed = parts[0][3]
         problem = problem_for(options, shape._replace(seq_q=seq_q, seq_k=sum(rows_k)), self.rank == 0)
         self._check_rows(problem, rows_q, rows_k)
-        if any(part[4] != local for part in parts):
+        for rank, part in enumerate(parts):
+            if part[4] != parts[0][4]:
+                keeper, other = (rank, 0) if part[4] else (0, rank)
+                raise ValueError(
+                    f"rank {keeper} keeps buffers and plans for its next call and rank {other} does not; "
+                    f"enable_memory_pool and use_pattern_cache must be the same on every rank"
+                )
+        if any(part[5] != local for part in parts):
             self.comm.forget()  # the library compares the ranks when they plan, and says who differs in what
         return problem, seed
 

@@ -1,5 +1,6 @@
 """Checks of what the ranks of a group of processes pass to modules: their own rows, or the whole sequence."""
 
+import time
 import warnings
 
 import torch
@@ -171,6 +172,28 @@ def gradients_of_a_model_around_full_inputs_are_whole_and_stay_so():
     assert report, str(report)
     mixed = torch.nn.ModuleList([ringattn.RingDilatedAttention(), ringattn.RingDilatedAttentionV3()])
     raises(ValueError, "some attention modules of this model have inputs", ringattn.sync_gradients, mixed, group)
+
+
+@check
+def a_call_that_keeps_nothing_may_come_late_on_one_rank():
+    """Each makes communicators anew: the last words of the old one come when the other rank has the new one already."""
+    import ringattn
+    from ringattn.dist import resolve
+
+    group, rank = resolve(dist.group.WORLD), dist.get_rank()
+    options = {"group": dist.group.WORLD, "timeout": 1.0}
+    x = torch.randn(1, 10, 2, 8, generator=torch.Generator().manual_seed(rank))
+    kept, fresh = (ringattn.RingDilatedAttention(enable_memory_pool=keep, **options) for keep in (True, False))
+    expected, renew = kept(x, x, x), group.renew
+    for late in (0, 1):
+        group.renew = lambda: (time.sleep(1.5 * (rank == late)), renew())
+        assert torch.equal(fresh(x, x, x), expected)
+        del group.renew
+        time.sleep(1.5 * (rank == late))
+        assert torch.equal(kept(x, x, x), expected)
+    mixed = ringattn.RingDilatedAttention(enable_memory_pool=rank == 1, **options)
+    raises(ValueError, "rank 1 keeps buffers and plans for its next call and rank 0 does not", mixed, x, x, x)
+    assert torch.equal(kept(x, x, x), expected)
 
 
 @check
