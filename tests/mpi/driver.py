@@ -374,6 +374,13 @@ def ranks_of(program, directory):
     return found
 
 
+def has_mapped(process, name):
+    try:
+        return name in pathlib.Path(f"/proc/{process}/maps").read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
 def command(directory):
     """The command line in the middle of a long step, when a rank is killed: the others leave it at that."""
     program = os.environ["RINGATTN"]
@@ -386,6 +393,8 @@ def command(directory):
                   program=program, kill=True)
         while len(processes := ranks_of(program, directory)) < 3 and job.process.poll() is None:
             time.sleep(0.01)
+        while not all(has_mapped(process, "v.npy") for process in processes.values()) and job.process.poll() is None:
+            time.sleep(0.01)  # before that MPI may still be starting, and a rank that dies then is its own affair
         time.sleep(1.5)  # in the middle of the ring: it takes far longer than that
         if job.process.poll() is not None:
             fail(job, "it ended before a rank could be killed")
