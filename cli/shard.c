@@ -6,7 +6,6 @@
 #include "core/dtype.h"
 #include "core/size.h"
 #include "core/status.h"
-#include "ringattn_cuda.h"
 
 bool tensor_has_queries(tensor_id id) { return id == T_Q || id == T_OUT || id == T_LSE || id == T_DOUT || id == T_DQ; }
 
@@ -73,15 +72,19 @@ void shard_free(shard *s) {
 
 /* -------------------------------------------------------------------------------------------------------- generating */
 
+ra_generated shard_generated(const ra_attention_desc *desc, tensor_id id, data_tensor which, uint64_t seed) {
+    return (ra_generated){.seed = seed,
+                          .tensor = (int64_t)which,
+                          .batch = desc->batch,
+                          .rows = tensor_rows(desc, id),
+                          .heads = tensor_heads(desc, id),
+                          .head_dim = desc->head_dim,
+                          .dtype = desc->dtype};
+}
+
 static ra_status generate_on_device(const shard *s, tensor_id id, data_tensor which, uint64_t seed) {
     const ra_shard *rows = rows_of(s, id);
-    const ra_generated whole = {.seed = seed,
-                                .tensor = (int64_t)which,
-                                .batch = s->desc->batch,
-                                .rows = tensor_rows(s->desc, id),
-                                .heads = tensor_heads(s->desc, id),
-                                .head_dim = s->desc->head_dim,
-                                .dtype = s->desc->dtype};
+    const ra_generated whole = shard_generated(s->desc, id, which, seed);
     ra_tensor to = s->t[id].tensor;
     for (int run = 0; run < 2; run++) {
         const ra_row_set set = {.heads = {0, 1, whole.heads}, .rows = rows->rows[run], .repeats = 1};

@@ -5,6 +5,7 @@
 
 #include "data.h"
 #include "ringattn.h"
+#include "ringattn_cuda.h"
 
 /* Bytes that the tensors of a rank take. */
 typedef struct shard_memory {
@@ -34,6 +35,8 @@ ra_status shard_init(const ra_attention_desc *desc, int rank, int ranks, shard *
 ra_status shard_alloc(shard *s, tensor_id id);
 /* q, k, v, out, lse, and for backward dout, dq, dk, dv. */
 ra_status shard_alloc_all(shard *s, bool backward);
+/* A whole tensor as the generator makes it, for ra_cuda_generate. */
+ra_generated shard_generated(const ra_attention_desc *desc, tensor_id id, data_tensor which, uint64_t seed);
 /* Fills q, k, v (and dout, if allocated) by the generator. */
 ra_status shard_generate(shard *s, uint64_t seed);
 void shard_free(shard *s);

@@ -36,13 +36,7 @@ static void make_row(void *ctx, bool value, int64_t batch, int64_t key, int64_t 
 static ra_status make_rows(void *ctx, bool value, const ra_row_set *rows, void *elements, void *stream) {
     const solo *o = ctx;
     const ra_attention_desc *d = o->desc;
-    const ra_generated whole = {.seed = o->s->seed,
-                                .tensor = value ? DATA_V : DATA_K,
-                                .batch = d->batch,
-                                .rows = d->seq_k,
-                                .heads = tensor_heads(d, T_K),
-                                .head_dim = d->head_dim,
-                                .dtype = d->dtype};
+    const ra_generated whole = shard_generated(d, T_K, value ? DATA_V : DATA_K, o->s->seed);
     const int64_t block = rows->repeats * rows->rows.count * d->head_dim; /* of a head */
     const ra_tensor packed = {elements, rows->heads.count * block, d->head_dim, block};
     return ra_cuda_generate(&whole, rows, packed, stream);
