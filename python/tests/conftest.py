@@ -1,6 +1,5 @@
 """What the tests share. Parts that need torch, transformers or matplotlib are skipped without them, with a count at the end;
-where CI is
-set a skip for want of torch is a failure."""
+where CI is set a skip for want of torch is a failure."""
 
 import os
 import pathlib
@@ -21,6 +20,7 @@ except ImportError:
 
 NEED_TORCH = [
     "test_torch.py",
+    "test_comparison.py",
     "test_transforms.py",
     "test_compile.py",
     "test_modules.py",
