@@ -3,10 +3,9 @@
 import ctypes as C
 import unittest
 
-import torch
+from kit import BF16, DEVICE, F16, F32, backend, draw, torch  # isort: skip
 from backend import DTYPES
 from definition import philox
-from kit import BF16, DEVICE, F16, F32, backend, draw
 
 BATCH, ROWS, HEADS = 2, 37, 3
 # first head, their step and number; first row, repeats and their step, rows and their step
