@@ -75,7 +75,8 @@ typedef struct ra_generated {
  * that repeat, of the h-th of the heads. f32, bf16 and f16. */
 RA_API ra_status ra_cuda_generate(const ra_generated *tensor, const ra_row_set *rows, ra_tensor to, void *stream);
 
-/* Which kernel the latest step on this thread ran: "sm90a", "sm80", "f32", or "" before the first. */
+/* Which kernel the latest step on this thread ran: "sm90a", "sm80", "f32", "few" (Hopper, few query rows), or ""
+ * before the first. */
 RA_API const char *ra_cuda_last_path(void);
 
 #ifdef __cplusplus

@@ -17,6 +17,8 @@ OBJECTS = os.path.join(BUILD, "src", "device", "cuda", "CMakeFiles")
 # Each family's kernels, by head dimension, element type and variant.
 EXPECTED = {
     ("forward_sm90", "sm_90a"): 5 * 2 * 2 + 2 * 2 + 3 * 2,  # with and without dropout; other shapes; few items
+    ("forward_few", "sm_90a"): 2 * 3 * 2,  # 16, 32 and 64 rows
+    ("merge_parts", "sm_90a"): 2 * 2,
     ("backward_sm90", "sm_90a"): 2 * 2,
     ("forward_sm80", "sm_80"): 4 * 2 * 2,
     ("forward_sm80", "sm_90"): 4 * 2 * 2,

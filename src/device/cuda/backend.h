@@ -26,6 +26,7 @@ typedef struct ra_cuda_error {
 #define RA_CUDA_SM90A "sm90a" /* Hopper's */
 #define RA_CUDA_SM80 "sm80"   /* the general ones: float32 too, any strides */
 #define RA_CUDA_F32 "f32"     /* the one of them for float32; not to be asked for */
+#define RA_CUDA_FEW "few"     /* Hopper's for few query rows; not to be asked for */
 
 /* The functions, each ra_cuda_backend_<name> in the module: one list from which they are declared, loaded and compared. */
 /* clang-format off */

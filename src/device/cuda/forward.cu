@@ -1,5 +1,6 @@
 /* A forward step on the host's side: which kernel, and which launches. */
 #include "backward/variants.cuh"
+#include "few_rows.cuh"
 #include "launch.cuh"
 #include "tensor_map.cuh"
 
@@ -47,7 +48,7 @@ static bool mappable(const ra_forward_step *step, const Variant *variant, int64_
 /* How a step runs. */
 struct Way {
     const char *name;
-    const Variant *variant;
+    const Variant *variant; /* NULL: by run_few */
     bool tma;
     int64_t batch; /* entries of one launch */
 };
@@ -116,6 +117,10 @@ static ra_status choose_way(const ra_forward_step *step, const char *wanted, con
                             ra_cuda_error *error) {
     const ra_problem *p = step->problem;
     const int64_t batch = p->key_begin || p->key_end ? ra_min(JOB_BATCH, p->batch) : p->batch;
+    if (!wanted && takes_few(step, device) && rows_are_vectors(step)) {
+        *way = {RA_CUDA_FEW, nullptr, false, batch};
+        return RA_OK;
+    }
     const char *reason = beyond_sm90(p, device);
     if (!reason && !writable_sm90(step)) reason = "rows of the result do not start at multiples of 16 bytes";
     if (!reason && !wants(wanted, RA_CUDA_SM80)) {
@@ -242,8 +247,11 @@ static ra_status run(const ra_forward_step *step, const char *wanted, const char
     const bool holes = step->single && met != p->rows_q * p->kv_heads;
     const bool beside = holes && describable && way.tma && met > 0;
     if (holes && !beside) status = launch_fill(step, error);
-    for (int64_t b = 0; b < p->batch && status == RA_OK; b += way.batch)
-        status = run_batch(step, way, device, b, ra_min(way.batch, p->batch - b), beside, &tma, error);
+    for (int64_t b = 0; b < p->batch && status == RA_OK; b += way.batch) {
+        const int64_t batch = ra_min(way.batch, p->batch - b);
+        status =
+            way.variant ? run_batch(step, way, device, b, batch, beside, &tma, error) : run_few(step, device, b, batch, error);
+    }
     return status;
 }
 
@@ -262,11 +270,12 @@ extern "C" ra_status ra_cuda_backend_forward(const ra_forward_step *step, const 
 }
 
 extern "C" int64_t ra_cuda_backend_scratch(const ra_problem *problem, bool backward) {
-    if (!backward) return ra::COUNTERS * (int64_t)sizeof(uint32_t);
+    const int64_t counters = backward ? 0 : ra::COUNTERS * (int64_t)sizeof(uint32_t);
     ra::Device device;
     ra_cuda_error error;
-    if (ra::find_device(&device, &error) != RA_OK || ra::beyond_sm90_backward(problem, device)) return 0;
-    return ra::scratch_sm90_backward(problem);
+    if (ra::find_device(&device, &error) != RA_OK) return counters;
+    if (!backward) return ra_max(counters, ra::few_scratch(problem, device));
+    return ra::beyond_sm90_backward(problem, device) ? 0 : ra::scratch_sm90_backward(problem);
 }
 
 extern "C" const char *ra_cuda_backend_unsupported(const ra_problem *p, const char *wanted, bool backward) {

@@ -35,6 +35,15 @@ __device__ __forceinline__ void add_release(uint32_t *to, uint32_t x) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(x) : "memory");
 }
 
+/* Between two kernels of a stream: the next one may start before this one ends, and waits until all of it is done. */
+__device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
+__device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }
+
+/* Some warps of a block wait for each other. */
+__device__ __forceinline__ void barrier_sync(int id, int threads) {
+    asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
 /* ------------------------------------------------------------------------------------------------------- arithmetic */
 
 __device__ __forceinline__ float exp2_fast(float x) {

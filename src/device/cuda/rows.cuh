@@ -91,13 +91,17 @@ template <int R> __device__ __forceinline__ void scale_kept(const Job &job, floa
     for (int i = 0; i < R; i++) o[i] *= job.keep_scale;
 }
 
+/* The state of a row; lane l of a warp has elements l + 32 i. m in natural units. */
+struct RowState {
+    float m, l, o[8];
+};
+
 /* One row of a tile by the definition, never touching a key outside its interval: for tiles in which a masked key holds a NaN
  * or an infinity, which a matrix product with a zero weight would let through. By a whole warp. */
-template <typename T> __device__ __forceinline__ void recompute_row(const Job &job, const Work &work, int a) {
+template <typename T> __device__ __forceinline__ RowState define_row(const Job &job, const Work &work, int a) {
     const JobItem &item = job.items[work.item];
     const int lane = threadIdx.x & 31, dim = job.head_dim;
-    const int64_t row = work.q_row + a * item.q.row_step;
-    const T *q = row_pointer<T>(job.q, work.batch, row, work.head);
+    const T *q = row_pointer<T>(job.q, work.batch, work.q_row + a * item.q.row_step, work.head);
     const int64_t k_row = item.k.row + work.at[INDEX_LOOP0] * item.k.row_loop[0] + work.at[INDEX_LOOP1] * item.k.row_loop[1];
     const T *k = row_pointer<T>(item.k_view, work.batch, k_row, work.at[INDEX_HEAD]);
     const T *v = row_pointer<T>(item.v_view, work.batch, k_row, work.at[INDEX_HEAD]);
@@ -105,7 +109,8 @@ template <typename T> __device__ __forceinline__ void recompute_row(const Job &j
     int lo, hi;
     row_interval(job, work, a, &lo, &hi);
 
-    float m = -INFINITY, l = 0.f, o[8] = {};
+    RowState state = {-INFINITY, 0.f, {}};
+    float &m = state.m, &l = state.l, (&o)[8] = state.o;
     for (int c0 = lo; c0 < hi; c0 += 32) {
         float s = -INFINITY;
         if (c0 + lane < hi) {
@@ -136,7 +141,15 @@ template <typename T> __device__ __forceinline__ void recompute_row(const Job &j
                 if (lane + 32 * i < dim) o[i] = fmaf(weight, to_float(value[lane + 32 * i]), o[i]);
         }
     }
+    return state;
+}
 
+/* The same where the tile would have put it. */
+template <typename T> __device__ __forceinline__ void recompute_row(const Job &job, const Work &work, int a) {
+    const int lane = threadIdx.x & 31, dim = job.head_dim;
+    const int64_t row = work.q_row + a * job.items[work.item].q.row_step;
+    RowState state = define_row<T>(job, work, a);
+    float &m = state.m, &l = state.l, (&o)[8] = state.o;
     if (job.single) {
         T *out = row_pointer<T>(job.out, work.batch, row, work.head);
         float inverse = l == 0.f ? 0.f : 1.f / l;
