@@ -29,11 +29,11 @@ sanitize() {
 }
 memcheck() {
     sanitize memcheck "$RINGATTN_CUDA_LIBRARY" hoppers head_dimension lengths windows masked_nan masked_row dilated residues mix \
-        outgrow steps take_turns few_keys general anywhere
+        outgrow steps take_turns few_keys general anywhere every_height
 }
 racecheck() {
     cmake --build "$build" --target ringattn_cuda_racecheck >/dev/null || return 1
-    sanitize racecheck "$build/racecheck/libringattn_cuda_racecheck.so" hoppers lengths windows mix general_kernel_meets
+    sanitize racecheck "$build/racecheck/libringattn_cuda_racecheck.so" hoppers lengths windows mix general_kernel_meets every_height
 }
 
 for part in "${@:-kernels python cli memcheck racecheck}"; do
