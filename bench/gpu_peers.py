@@ -63,8 +63,9 @@ class Bench:
 
             self.fa4_func = flash_attn_func
 
-    def sdpa(self, kind, q, k, v, causal):
-        """A function that runs PyTorch's attention with one backend, or None if it does not take these tensors."""
+    def sdpa(self, kind, q, k, v, causal, grouped=False):
+        """A function that runs PyTorch's attention with one backend, or None if it does not take these tensors.
+        grouped: k and v have fewer heads."""
         import torch.nn.functional as F
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -72,7 +73,7 @@ class Bench:
 
         def run():
             with self.torch.no_grad(), sdpa_kernel(kind):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
 
         try:
             run()
@@ -243,6 +244,31 @@ class Bench:
                     {"ringattn": self.ours(q, *few, desc), "own h=32:32": self.ours(q, k, v, desc)},
                 )
 
+    def few(self):
+        """Few queries against a long cache (decoding), 32 query heads on 8 KV heads, which lie in memory as rows of all heads
+        or head by head. Peers get them head by head; "packed": queries of heads that share K and V as queries of one head."""
+        from definition import Desc
+
+        torch, h, hk, d = self.torch, 32, 8, 128
+        for b, nq, n in ((1, 1, 131072), (1, 1, 1 << 20), (16, 1, 8192), (1, 16, 131072)):
+            shapes = (nq, h), (n, hk), (n, hk)
+            q, k, v = (torch.randn(b, rows, heads, d, device="cuda").to(torch.bfloat16) for rows, heads in shapes)
+            theirs = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
+            ways = {}
+            for kind in ("cuDNN", "FA2"):
+                ways[kind] = self.sdpa(kind, *theirs, False, grouped=True)
+                ways[kind + " packed"] = self.sdpa(kind, theirs[0].view(b, hk, h // hk * nq, d), *theirs[1:], False)
+            for order, cache in (("[B, N, H, D]", (k, v)), ("[B, H, N, D]", [t.transpose(1, 2) for t in theirs[1:]])):
+                mine = self.ours(q, *cache, Desc())
+                mine()
+                for way in filter(None, (ways["FA2"], ways["cuDNN"])):
+                    error = (mine.out.float() - way().transpose(1, 2).float()).abs().max().item()
+                    assert error < 0.01, f"results differ by {error}"
+                case = f"D={d} h={h}:{hk} batch={b} queries={nq} keys={n} {order}"
+                self.add("few", case, 4 * d * h * b * nq * n, {"ringattn": mine, **ways})
+                rates = {name: 4 * b * n * hk * d / ms / 1e6 for name, ms in self.rows[-1]["ms"].items()}
+                print("         GB/s  " + "  ".join(f"{name} {rate:.0f}" for name, rate in rates.items()), flush=True)
+
     def million(self):
         """A million tokens, against a loop at 32768 that takes as long."""
         from definition import Desc
@@ -398,7 +424,7 @@ def triton_version():
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--library", required=True)
-    parser.add_argument("--cases", default="dense,views,dilated,own,grouped,flex,million")
+    parser.add_argument("--cases", default="dense,views,dilated,own,grouped,few,flex,million")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each row and way, about")
     parser.add_argument("--fa4", metavar="DIRECTORY", help="where FlashAttention-4 is installed, to be compared with backward")
     parser.add_argument("--out", metavar="NAME", help="writes NAME.json")

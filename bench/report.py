@@ -21,7 +21,8 @@ import sys
 
 # ------------------------------------------------------------------------------------------------------------------------ GPU
 
-PEERS = ("cuDNN", "FA2", "FA4", "FA4 fixed order", "Flex", "own dense", "own h=32:32", "own loop at 32768")
+PEERS = ("cuDNN", "FA2", "cuDNN packed", "FA2 packed", "FA4", "FA4 fixed order", "Flex", "own dense", "own h=32:32")
+PEERS += ("own loop at 32768",)
 
 # What a group of rows is.
 GPU_GROUPS = {
@@ -36,6 +37,10 @@ GPU_GROUPS = {
     ),
     "own": ("Dilated beside own dense attention", "For each useful flop."),
     "grouped": ("Grouped-query heads", "32 query heads on 4 KV heads, beside 32 on 32."),
+    "few": (
+        "Few queries against a long cache",
+        "Peers get K and V as [B, H, N, D]. packed: queries of heads that share K and V as queries of one head.",
+    ),
     "flex": ("FlexAttention", "Compiled, with the pattern as its block mask."),
     "million": ("A million tokens", "Beside a loop over 32768 tokens that takes as long."),
     "backward": (
@@ -55,6 +60,8 @@ GPU_GOALS = (
     ("dilated full, against the best way in PyTorch", "dilated", (), ("causal",), 1.05),
     ("dilated causal, against the best way in PyTorch", "dilated", ("causal",), (), 1.25),
     ("dilated against own dense, per useful flop", "own", (), (), 0.90),
+    ("one query against a long cache", "few", ("queries=1 ",), (), 0.95),
+    ("16 queries against a long cache", "few", ("queries=16 ",), (), 0.95),
     ("causal 1,048,576 tokens against a loop at 32768", "million", (), (), 0.95),
     ("backward, n >= 8192, against the best", "backward", (), ("n=2048",), 0.88),
     ("backward on strided views, rows >= 1024, against the best", "backward views", (), ("rows=512",), 1.0),
