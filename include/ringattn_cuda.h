@@ -48,6 +48,9 @@ RA_API ra_status ra_cuda_synchronize(void *stream);
 
 /* Marks a moment on the stream. The first call makes *event; ra_cuda_forget frees it. */
 RA_API ra_status ra_cuda_mark(void *stream, void **event);
+/* What is enqueued on the stream from now on runs after the marked moment. Nobody waits here, and the event may be marked again
+ * at once. */
+RA_API ra_status ra_cuda_wait(void *stream, void *event);
 /* Seconds from one marked moment to a later one; waits for the later one. */
 RA_API ra_status ra_cuda_between(void *start, void *end, double *seconds);
 RA_API void ra_cuda_forget(void *event);

@@ -1,6 +1,6 @@
 #!/bin/bash
 # test_gpu.sh BUILD [part...]: what needs a GPU, over the build in BUILD.
-# Parts: kernels python cli memcheck racecheck (default: all).
+# Parts: kernels python cli memcheck racecheck (default: all); groups, which kernels includes: Python on several ranks.
 set -u
 build=$1
 shift
@@ -41,6 +41,7 @@ for part in "${@:-kernels python cli memcheck racecheck}"; do
         case $name in
         kernels) check kernels "$python" -m unittest discover -s tests/gpu ;;
         python) check python "$python" -m pytest -q -p no:cacheprovider python/tests/test_cuda*.py ;;
+        groups) check groups "$python" -m unittest discover -s tests/gpu -p test_python_groups.py ;;
         cli) check cli "$python" tests/gpu/cli.py ;;
         memcheck | racecheck) check "$name" "$name" ;;
         *) echo "test_gpu.sh: no part '$name'" >&2 && exit 2 ;;

@@ -11,9 +11,11 @@ import numpy as np
 from . import _lib
 from ._arguments import checked_seed, checked_shapes, key_ranges
 from ._config import Options, Shape, make_options
+from ._devices import CPU
 from ._engine import NOTHING, Alone, Tensor
 from ._foreign import refuse
 from .dist import resolve
+from .sharding import take
 
 _DTYPES = {np.dtype(np.float32): _lib.F32, np.dtype(np.float16): _lib.F16, np.dtype(np.float64): _lib.F64}
 
@@ -170,7 +172,9 @@ def _run(
     problem, seed = where.agree(options, shape, seed, ranges)
     order = where.order(problem)
     if order:
-        query, key, value = query[:, order[0]], key[:, order[1]], value[:, order[1]]
+        queries, keys = order
+        query = take(query, queries.there, 1, np.concatenate)
+        key, value = (take(x, keys.there, 1, np.concatenate) for x in (key, value))
         views = tuple(_view("", array, query.itemsize) for array in (query, key, value))
     out = np.empty((batch, rows, heads, dim), query.dtype)
     lse, lse_view = None, NOTHING
@@ -178,10 +182,10 @@ def _run(
         lse = np.empty((batch, heads, rows), np.float64 if code == _lib.F64 else np.float32)
         lse_view = (_address(lse), heads * rows, 1, rows)
     out_view = (_address(out), rows * heads * dim, heads * dim, dim)
-    where.run("forward", problem, seed, ranges, 0, (*views, out_view, lse_view), (query, key, value, out, lse))
+    where.run("forward", problem, seed, ranges, CPU, (*views, out_view, lse_view), (query, key, value, out, lse))
     if order:
-        back = np.argsort(order[0])
-        out, lse = out[:, back], None if lse is None else lse[:, :, back]
+        out = take(out, queries.back, 1, np.concatenate)
+        lse = None if lse is None else take(lse, queries.back, 2, np.concatenate)
     return (out, lse) if return_lse else out
 
 

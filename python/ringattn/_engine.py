@@ -14,6 +14,7 @@ from typing import Any, Callable, Optional
 
 from . import _lib
 from ._config import Options, Problem, Shape, problem_for
+from ._devices import Device
 from ._lib import Desc, Stats, c_void_p, lib
 
 Tensor = tuple[int, int, int, int]
@@ -47,11 +48,6 @@ class Communicator:
             self._reused += 1
             return self._plan
         self._drop_plan()
-        if self.ranks > 1 and problem.shape.device == _lib.CUDA:
-            raise _lib.RingattnError(
-                "a ring of GPUs is not available from Python in this version: CUDA tensors need one rank (no group)",
-                "RA_NOT_AVAILABLE",
-            )
         self.set_timeouts(problem.options)
         desc = problem.desc
         if seed or ranges is not None:
@@ -196,7 +192,7 @@ class _Local(threading.local):
     """Communicators belong to the thread that made them: the library's handles serve one thread at a time."""
 
     def __init__(self) -> None:
-        self.alone: Optional[Communicator] = None
+        self.alone: dict[Device, Communicator] = {}  # each keeps workspaces on its device
         self.latest: Callable[[], list[dict[str, Any]]] = list
 
 
@@ -212,11 +208,11 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def alone() -> Communicator:
-    """This thread's communicator of one rank."""
-    found = _local.alone
+def alone(device: Device) -> Communicator:
+    """This thread's communicator of one rank, for calls on a device."""
+    found = _local.alone.get(device)
     if found is None:
-        found = _local.alone = self_communicator()
+        found = _local.alone[device] = self_communicator()
     return found
 
 
@@ -272,6 +268,13 @@ class Alone:
 
     key, ranks, rank = "", 1, 0
 
+    def accept(self, device: Device) -> None:
+        """Raises, before anything is touched, if no call can run on the device now."""
+        if self.ranks > 1 and device.is_recording():
+            raise _lib.RingattnError(
+                "a call of several ranks cannot be captured into a CUDA graph: they meet while it is made", "RA_NOT_AVAILABLE"
+            )
+
     def agree(self, options: Options, shape: Shape, seed: int, ranges: Ranges) -> tuple[Problem, int]:
         return problem_for(options, shape), seed
 
@@ -288,16 +291,16 @@ class Alone:
         problem: Problem,
         seed: int,
         ranges: Ranges,
-        stream: int,
+        device: Device,
         tensors: tuple[Tensor, ...],
         owners: tuple[Any, ...],
     ) -> None:
-        """Runs `call`. `owners` are the arrays that own the memory of `tensors`."""
+        """Runs `call` on `device`, which is current. `owners` are the arrays that own the memory of `tensors`."""
         if lasting(problem.options):
-            run_on(alone(), call, problem, seed, ranges, stream, tensors)
+            run_on(alone(device), call, problem, seed, ranges, device.stream(), tensors)
         else:  # nothing of an earlier call serves this one
             comm = self_communicator()
-            run_on(comm, call, problem, seed, ranges, stream, tensors)
+            run_on(comm, call, problem, seed, ranges, device.stream(), tensors)
             leave([comm])
 
 

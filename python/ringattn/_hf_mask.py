@@ -166,7 +166,8 @@ def _check_rows(mask: Mask, position_ids: Optional[torch.Tensor], queries: int, 
             "each rank have their places in the whole sequence"
         )
     rows = positions(mask.rows, where, layout, device=position_ids.device)
-    wrong = position_ids != rows if position_ids.shape[-1:] == rows.shape else torch.ones(1, 1, dtype=torch.bool)
+    alike = position_ids.shape[-1:] == rows.shape
+    wrong = position_ids != rows if alike else torch.ones(1, 1, dtype=torch.bool, device=rows.device)
     if mask.key_range is not None and wrong.any():
         begin, end = torch.tensor(mask.key_range, device=rows.device).t().unsqueeze(2)
         wrong = wrong & (rows >= begin) & (rows < end)

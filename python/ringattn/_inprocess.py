@@ -3,26 +3,33 @@
 Ctrl-C may raise an exception in the caller's thread at any moment. So that thread is no rank itself and only waits, and an
 interrupt ends the ring before it is passed on. The ranks hold what they touch, and communicators are kept for another call only
 if every rank has finished: nothing is freed or used again too early, whatever is raised.
+
+All ranks are on the device of the tensors. On a GPU each has a stream of its own, which begins and ends at the caller's.
 """
 
 from __future__ import annotations
 
-import functools
 import os
 import threading
 from collections import OrderedDict
-from typing import Any, Callable, Optional
-
-import numpy as np
+from typing import Any, Callable, NamedTuple, Optional
 
 from . import _lib
-from ._config import Problem, Shape
+from ._config import Problem
+from ._devices import CPU, Device, Streams
 from ._engine import Alone, Communicator, Ranges, Tensor, lasting, leave, note, run_on
 from ._lib import c_void_p, lib
 
 # Which tensors of a call have the rows of the queries and which those of the keys, and which are results.
 _ROWS = {"forward": "qkkqq", "forward_with_gradient": "qkkqq", "backward": "qkkqqqqqkk"}
 _RESULTS = {"forward": (3, 4), "forward_with_gradient": (3, 4), "backward": (7, 8, 9)}
+
+
+class Order(NamedTuple):
+    """How rows are brought into another order, and back: runs (start, step, count) of the rows to take."""
+
+    there: list[tuple[int, int, int]]
+    back: list[tuple[int, int, int]]
 
 
 class InProcess(Alone):
@@ -34,19 +41,15 @@ class InProcess(Alone):
     def __init__(self, ranks: int):
         self.ranks, self.key = ranks, f"threads:{ranks}"
 
-    def order(self, problem: Problem) -> Optional[tuple[Any, Any]]:
+    def order(self, problem: Problem) -> Optional[tuple[Order, Order]]:
         options = problem.options
         if options.layout != "zigzag" or self.ranks == 1:
             return None
-        orders = []
-        for part in range(2):
-            runs = [
-                np.arange(count) * step + start for shard in problem.shards(self.ranks) for start, step, count in shard[part]
-            ]
-            orders.append(np.concatenate(runs).astype(np.int64))
+        shards = problem.shards(self.ranks)
+        of_queries, of_keys = ([run for shard in shards for run in shard[part] if run[2]] for part in range(2))
         if options.query_placement == "replicated":
-            orders[0] = np.arange(problem.shape.seq_q)
-        return orders[0], orders[1]
+            of_queries = [(0, 1, problem.shape.seq_q)]
+        return _order(of_queries), _order(of_keys)
 
     def _rows(self, problem: Problem) -> list[dict[str, tuple[int, int]]]:
         """For each rank (start, step) of its query and key rows in the ordered tensors."""
@@ -68,7 +71,7 @@ class InProcess(Alone):
         problem: Problem,
         seed: int,
         ranges: Ranges,
-        stream: int,
+        device: Device,
         tensors: tuple[Tensor, ...],
         owners: tuple[Any, ...],
     ) -> None:
@@ -83,7 +86,9 @@ class InProcess(Alone):
             for index, tensor in enumerate(tensors):
                 is_lse = index in (4, 6)
                 if replicated and rank and kinds[index] == "q" and index in _RESULTS[call] and tensor[0]:
-                    mine.append(_spare(problem.shape, size, is_lse, spare))
+                    address, made = device.another(owners[index])
+                    spare.append(made)
+                    mine.append((address, *tensor[1:]))
                 else:
                     start, step = rows[rank][kinds[index]]
                     address, batch, row, head = tensor
@@ -93,85 +98,115 @@ class InProcess(Alone):
             return tuple(mine)
 
         parts = [of_rank(rank) for rank in range(self.ranks)]
-        choose_device = _device_chooser() if problem.shape.device == _lib.CUDA else None
+        keep = lasting(problem.options)
+        ranks = _taken(self.ranks, device) if keep else _Ranks(self.ranks, device)
 
         def work(rank: int, comm: Communicator) -> None:
-            if choose_device:
-                choose_device()
-            run_on(comm, call, problem, seed, ranges, stream, parts[rank])
+            with device.current():
+                run_on(comm, call, problem, seed, ranges, ranks.stream(rank), parts[rank])
 
-        keep = lasting(problem.options)
-        comms = _taken(self.ranks) if keep else _new_thread_ranks(self.ranks)
-        ring = _Ring(comms, work, (owners, spare))
-        ring.run()
+        ring = _Ring(ranks.comms, work, (owners, spare))
+        joined = ranks.run(ring, device)
         failed = [error for error in ring.errors if error is not None]
-        if failed or not keep:
-            leave(comms)
+        if failed or joined or not keep:
+            leave(ranks.comms)
         else:
-            _keep(comms)
+            _keep(ranks, device)
         if failed:
             own = [error for error in failed if getattr(error, "status", "") not in ("RA_ABORTED", "RA_PEER_LOST")]
             raise (own or failed)[0]
+        _lib.check(joined)
 
 
-def _spare(shape: Shape, size: int, is_lse: bool, kept: list[Any]) -> Tensor:
-    rows, heads, dim = shape.seq_q, shape.heads, shape.head_dim
-    if is_lse:
-        size, dim = max(size, 4), 1
-    kept.append(np.empty(shape.batch * rows * heads * dim * size, np.uint8))
-    address = kept[-1].ctypes.data
-    return (address, heads * rows, 1, rows) if is_lse else (address, rows * heads * dim, heads * dim, dim)
-
-
-def _device_chooser() -> Callable[[], None]:
-    """A function that makes this thread's CUDA device the current one of the thread that calls it."""
-    import torch
-
-    return functools.partial(torch.cuda.set_device, torch.cuda.current_device())
+def _order(runs: list[tuple[int, int, int]]) -> Order:
+    """Of runs without gaps that cover all rows."""
+    begins, seen = [], 0
+    for start, _, count in runs:
+        begins.append((start, seen, count))
+        seen += count
+    return Order(runs, [(begin, 1, count) for _, begin, count in sorted(begins)])
 
 
 # ------------------------------------------------------------------------------------------------------------ the communicators
 
-_SETS_KEPT = 4  # a thread
+_SETS_KEPT = 4  # a thread, or a GPU
+
+
+class _Ranks:
+    """The communicators of several ranks, and on a GPU their streams, which own the communicators' workspaces."""
+
+    def __init__(self, count: int, device: Device):
+        self._streams = None if device is CPU else Streams(count)
+        handles = (c_void_p * count)()
+        _lib.check(lib.ra_comm_threads(count, handles))
+        self.comms = [Communicator(handle or 0, count) for handle in handles]
+
+    def stream(self, rank: int) -> int:
+        return 0 if self._streams is None else self._streams.of(rank)
+
+    def run(self, ring: _Ring, device: Device) -> int:
+        """Runs the ranks, in order with the caller's stream whatever they raise. Returns a status of that order."""
+        if self._streams is None:
+            ring.run()
+            return _lib.OK
+        stream = device.stream()
+        self._streams.fork(stream)
+        try:
+            ring.run()
+        finally:
+            status = self._streams.join(stream)
+        return status
+
+    def close(self) -> None:
+        for comm in self.comms:
+            comm.close()
+        if self._streams is not None:
+            self._streams.close()
+
+
+_Sets = OrderedDict[int, _Ranks]  # by the number of ranks; the oldest first
 
 
 class _Kept(threading.local):
-    """Sets of communicators between calls of a thread, by the number of ranks; the oldest first."""
+    """Ranks between calls of a thread."""
 
     def __init__(self) -> None:
-        self.sets: OrderedDict[int, list[Communicator]] = OrderedDict()
+        self.sets = _Sets()
 
 
 _kept = _Kept()
+# Ranks between calls on a GPU, of any thread: torch calls backward from another one than forward, and a set for each would
+# take the memory of both passes instead of that of the larger.
+_kept_on: dict[Device, _Sets] = {}
 
 
 def _after_fork() -> None:
     """A child makes communicators of its own."""
-    global _kept
-    _kept = _Kept()
+    global _kept, _kept_on
+    _kept, _kept_on = _Kept(), {}
 
 
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _new_thread_ranks(ranks: int) -> list[Communicator]:
-    handles = (c_void_p * ranks)()
-    _lib.check(lib.ra_comm_threads(ranks, handles))
-    return [Communicator(handle or 0, ranks) for handle in handles]
+def _sets(device: Device) -> _Sets:
+    return _kept.sets if device is CPU else _kept_on.setdefault(device, _Sets())
 
 
-def _taken(ranks: int) -> list[Communicator]:
-    """Communicators for a call. No other call gets them before `_keep`, so a call that is interrupted leaves none behind."""
-    return _kept.sets.pop(ranks, None) or _new_thread_ranks(ranks)
+def _taken(count: int, device: Device) -> _Ranks:
+    """Ranks for a call. No other call gets them before `_keep`, so a call that is interrupted leaves none behind."""
+    return _sets(device).pop(count, None) or _Ranks(count, device)
 
 
-def _keep(comms: list[Communicator]) -> None:
-    sets = _kept.sets
-    sets[len(comms)] = comms
+def _keep(ranks: _Ranks, device: Device) -> None:
+    sets, comms = _sets(device), ranks.comms
+    other = sets.pop(len(comms), None)  # of another thread, which was quicker
+    sets[len(comms)] = ranks
     note(lambda: [comm.stats() for comm in comms])
+    if other is not None:
+        other.close()
     while len(sets) > _SETS_KEPT:
-        for comm in sets.popitem(last=False)[1]:
-            comm.close()
+        sets.popitem(last=False)[1].close()
 
 
 # ------------------------------------------------------------------------------------------------------------------ the threads

@@ -1,4 +1,4 @@
-"""The C library, as ctypes sees it: the declarations of ringattn.h and nothing else.
+"""The C library, as ctypes sees it: the declarations of ringattn.h and ringattn_cuda.h, as far as they are used.
 
 The shared library lies beside this file in an installed package. ``RINGATTN_LIBRARY`` names another one.
 """
@@ -240,6 +240,11 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "ra_stats": (c_int, [c_void_p, ctypes.POINTER(Stats)]),
     "ra_kernel_list": (c_bool, [c_int, ctypes.POINTER(KernelInfo)]),
     "ra_cpu_features": (c_char_p, []),
+    "ra_cuda_open_stream": (c_int, [ctypes.POINTER(c_void_p)]),
+    "ra_cuda_close_stream": (None, [c_void_p]),
+    "ra_cuda_mark": (c_int, [c_void_p, ctypes.POINTER(c_void_p)]),
+    "ra_cuda_wait": (c_int, [c_void_p, c_void_p]),
+    "ra_cuda_forget": (None, [c_void_p]),
 }
 
 

@@ -16,12 +16,13 @@ from . import _lib
 from . import dist as _dist
 from ._arguments import checked_shapes, key_ranges
 from ._config import Options, Problem, Settings, Shape, make_options, problem_for
+from ._devices import CPU, Device, device_of
 from ._engine import NOTHING, Tensor
 from ._memory import SMALL, blocks
+from .sharding import take
 
 _CODES = {torch.float32: _lib.F32, torch.bfloat16: _lib.BF16, torch.float16: _lib.F16, torch.float64: _lib.F64}
 DTYPES = {code: dtype for dtype, code in _CODES.items()}
-_KINDS = {"cpu": _lib.CPU, "cuda": _lib.CUDA}
 ONE_DEVICE = "query, key and value are on {}, {} and {}; they must be on one device"
 _STATE = 3  # global query rows, global key rows, seed
 
@@ -42,30 +43,22 @@ def _lse_view(tensor: Optional[torch.Tensor]) -> Tensor:
     return tensor.data_ptr(), batch, row, head
 
 
-class _Device:
-    """Makes a CUDA device current while a call runs; gives its current stream."""
-
-    def __init__(self, device: torch.device):
-        self.device = device
-
-    def __enter__(self) -> int:
-        self.previous = torch.cuda.current_device()
-        torch.cuda.set_device(self.device)
-        return torch.cuda.current_stream(self.device).cuda_stream
-
-    def __exit__(self, *_: Any) -> None:
-        torch.cuda.set_device(self.previous)
-
-
 def _run(
     where: Any, call: str, problem: Problem, seed: int, ranges: Any, tensors: tuple[Tensor, ...], owners: tuple[Any, ...]
 ) -> None:
-    query = owners[0]
-    if not query.is_cuda:
-        where.run(call, problem, seed, ranges, 0, tensors, owners)
+    device = _on(owners[0].device)
+    if device is CPU:
+        where.run(call, problem, seed, ranges, device, tensors, owners)
     else:
-        with _Device(query.device) as stream:
-            where.run(call, problem, seed, ranges, stream, tensors, owners)
+        with device.current():
+            where.run(call, problem, seed, ranges, device, tensors, owners)
+
+
+def _on(place: torch.device) -> Device:
+    device = device_of(place)
+    if device is None:
+        raise ValueError(f"query is on {place}; cpu and cuda are supported")
+    return device
 
 
 def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tuple[Shape, tuple[Tensor, Tensor, Tensor]]:
@@ -76,9 +69,7 @@ def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tup
     device = query.device
     if key.device != device or value.device != device:
         raise ValueError(ONE_DEVICE.format(device, key.device, value.device))
-    kind = _KINDS.get(device.type)
-    if kind is None:
-        raise ValueError(f"query is on {device}; cpu and cuda are supported")
+    kind = _on(device).kind
     batch, rows, heads, dim, keys, kv_heads = checked_shapes(
         query.shape, key.shape, value.shape, (query.dtype, key.dtype, value.dtype)
     )
@@ -119,14 +110,16 @@ def run_forward(
     """out, lse, and what the ranks agreed on. If a gradient is needed that cannot be computed, raises before anything runs."""
     try:
         shape, views = _checked(query, key, value)
-    except ValueError as error:
+        where.accept(_on(query.device))
+    except (ValueError, _lib.RingattnError) as error:
         where.refuse(str(error))
         raise
     problem, seed = where.agree(options, shape, seed, ranges)
     order = where.order(problem)
     if order:
-        rows_q, rows_k = (torch.from_numpy(part).to(query.device) for part in order)
-        query, key, value = query[:, rows_q], key[:, rows_k], value[:, rows_k]
+        queries, keys = order
+        query = take(query, queries.there, 1, torch.cat)
+        key, value = (take(x, keys.there, 1, torch.cat) for x in (key, value))
         views = (_view(query), _view(key), _view(value))
     out, (batch, heads, rows) = _result_like(query), (shape.batch, shape.heads, shape.seq_q)
     lse, lse_view = None, NOTHING
@@ -140,8 +133,7 @@ def run_forward(
     call = "forward_with_gradient" if gradient else "forward"
     _run(where, call, problem, seed, ranges, (*views, out_view, lse_view), (query, key, value, out, lse))
     if order:
-        back = torch.argsort(rows_q)
-        out, lse = out[:, back], None if lse is None else lse[:, :, back]
+        out, lse = take(out, queries.back, 1, torch.cat), None if lse is None else take(lse, queries.back, 2, torch.cat)
     return out, lse, problem, seed
 
 
@@ -162,16 +154,17 @@ def run_backward(
         dout = dout.contiguous()
     order = where.order(problem)
     if order:
-        rows_q, rows_k = (torch.from_numpy(part).to(query.device) for part in order)
-        query, key, value, out, dout = query[:, rows_q], key[:, rows_k], value[:, rows_k], out[:, rows_q], dout[:, rows_q]
-        lse, dlse = lse[:, :, rows_q], None if dlse is None else dlse[:, :, rows_q]
+        queries, keys = order
+        query, out, dout = (take(x, queries.there, 1, torch.cat) for x in (query, out, dout))
+        key, value = (take(x, keys.there, 1, torch.cat) for x in (key, value))
+        lse, dlse = (None if x is None else take(x, queries.there, 2, torch.cat) for x in (lse, dlse))
     dq, dk, dv = (_result_like(x) for x in (query, key, value))
     owners = query, key, value, out, lse, dout, dlse, dq, dk, dv
     views = tuple(_lse_view(x) if x is lse or x is dlse else _view(x) for x in owners)
     _run(where, "backward", problem, seed, ranges, views, owners)
     if order:
-        back_q, back_k = torch.argsort(rows_q), torch.argsort(rows_k)
-        dq, dk, dv = dq[:, back_q], dk[:, back_k], dv[:, back_k]
+        dq = take(dq, queries.back, 1, torch.cat)
+        dk, dv = (take(x, keys.back, 1, torch.cat) for x in (dk, dv))
     return dq, dk, dv
 
 

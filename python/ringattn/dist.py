@@ -6,7 +6,8 @@
 * an mpi4py communicator: the ring runs over a duplicate of it.
 * what ``ringattn.custom_group`` makes of a transport of one's own.
 
-The first call with a process group or a communicator is collective: every member must make it.
+The first call with a process group or a communicator is collective: every member must make it. Tensors may be on the CPU or on
+a GPU: the library stages messages of a GPU in host memory, so what connects the processes need not know of it.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from typing import Any, Optional
 
 from . import _lib
 from ._config import Options, Problem, Settings, Shape, problem_for, rows_problem
+from ._devices import CPU, Device
 from ._engine import Alone, Communicator, Ranges, Tensor, lasting, run_on
 from ._inprocess import InProcess
 from ._transports import GlooMailbox, MpiMailbox
@@ -46,6 +48,19 @@ class Processes(Alone):
         self.rank, self.ranks = mailbox.rank, mailbox.ranks
         self.comm = Communicator(mailbox.communicator(), self.ranks, mailbox)
         self._digests: dict[Any, bytes] = {}
+        self._gpu: Optional[Device] = None  # on which the communicator keeps workspaces
+
+    def accept(self, device: Device) -> None:
+        super().accept(device)
+        if device is CPU:
+            return
+        if self._gpu is None:
+            self._gpu = device
+        if device is not self._gpu:
+            raise ValueError(
+                f"query is on {device.name}, and earlier calls of rank {self.rank} on this group were on {self._gpu.name}: a "
+                f"rank of a group of processes keeps to one GPU"
+            )
 
     def _digest(self, *what: Any) -> bytes:
         found = self._digests.get(what)
@@ -115,13 +130,13 @@ class Processes(Alone):
         problem: Problem,
         seed: int,
         ranges: Ranges,
-        stream: int,
+        device: Device,
         tensors: tuple[Tensor, ...],
         owners: tuple[Any, ...],
     ) -> None:
         if not lasting(problem.options):
             self.renew()
-        run_on(self.comm, call, problem, seed, ranges, stream, tensors)
+        run_on(self.comm, call, problem, seed, ranges, device.stream(), tensors)
 
     def renew(self) -> None:
         """Another communicator over the same transport, without the buffers and plans of the old one."""

@@ -168,7 +168,7 @@ def _sample(gradients: list[_Gradient]) -> int:
         if gradient.factor is None and gradient.parameter.grad is not None:
             flat = local(gradient.parameter.grad).detach().reshape(-1)
             parts.append(flat[:: max(1, flat.numel() // _SAMPLES)].double())
-    values = torch.cat([part.cpu() for part in parts]) if parts else torch.zeros(0)
+    values = torch.cat([part.to(parts[0].device) for part in parts]).cpu() if parts else torch.zeros(0)
     return _number(values.numpy().tobytes()) if bool(values.any()) else 0
 
 

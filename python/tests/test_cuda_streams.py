@@ -111,12 +111,6 @@ def test_a_compiled_training_step_is_the_eager_one():
         assert torch.equal(a, b)
 
 
-def test_a_ring_of_gpus_is_refused_with_the_reason():
-    q, k, v = inputs(torch.bfloat16)
-    with pytest.raises(ringattn.RingattnError, match="one rank"):
-        ringattn.attention(q, k, v, is_causal=True, group=4)
-
-
 @pytest.mark.parametrize("more", [{}, {"combine": "mix", "segment_lengths": (64, 128), "dilation_rates": (1, 2)}])
 def test_calls_return_before_the_work_is_done_and_allocate_nothing_after_the_first(more):
     q, k, v = inputs(torch.bfloat16, rows=4096)

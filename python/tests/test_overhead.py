@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 import ringattn
-from ringattn import _engine
+from ringattn import _devices, _engine
 from ringattn._lib import lib
 
 try:
@@ -34,7 +34,7 @@ def overhead(x, limit, name, record_property):
         return ringattn.attention(x, x, x, threads=1)
 
     whole, kept = microseconds(call), call()
-    comm = _engine.alone()
+    comm = _engine.alone(_devices.CPU)
     assert comm._plan and kept is not None  # the prepared arguments point to it
     over = whole - microseconds(lambda: lib.ra_forward(comm._plan, comm._address))
     record_property("overhead_us", over)

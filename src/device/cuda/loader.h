@@ -26,7 +26,6 @@ ra_status ra_cuda_spoil(const ra_problem *problem, ra_tensor tensor, int64_t row
 /* Copies beside a call: see ra_copy_ops. */
 ra_status ra_cuda_pin(int64_t bytes, void **memory);
 void ra_cuda_unpin(void *memory);
-ra_status ra_cuda_wait(void *stream, void *event);
 ra_status ra_cuda_passed(void *event, bool *passed);
 ra_status ra_cuda_export(void *memory, char handle[RA_HANDLE_BYTES]);
 ra_status ra_cuda_import(const char handle[RA_HANDLE_BYTES], void **memory);
