@@ -238,6 +238,7 @@ ra_status command_man(const settings *s, bool *check_failed) {
            ".TP\n.B RINGATTN_MPI\nopenmpi or mpich; overrides the launcher's variables.\n"
            ".TP\n.B RINGATTN_MODULE_PATH\nDirectory of the modules for MPI and CUDA.\n"
            ".TP\n.B RINGATTN_LANE\nstaged: messages between GPUs go through pinned memory of the host, always.\n"
+           ".TP\n.B RINGATTN_LANE_RATE\nGigabytes a second: what arrives at a GPU is held back as if by a slower network.\n"
            ".TP\n.B RINGATTN_DEBUG\nnone, warn (the default), info or trace: what happens, on standard error.\n"
            ".TP\n.B NO_COLOR\nNo colours, if set.\n"
            ".SH SEE ALSO\n.BR ringattn (3)\n");

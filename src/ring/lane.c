@@ -67,6 +67,7 @@ static void settle(ra_lane *lane) {
 static void close_lane(ra_lane *lane, ra_together *together) {
     ra_ipc_close(lane->ipc);
     settle(lane);
+    ra_brake_close(lane->brake, &lane->queue);
     void *moments[] = {lane->out, lane->computed, lane->in};
     for (int i = 0; i < (together ? 1 : 3); i++)
         if (moments[i]) lane->copies->forget(moments[i]);
@@ -88,6 +89,7 @@ ra_status ra_lane_open(ra_comm *comm, const ra_copy_ops *copies) {
     lane->copies = copies;
     lane->staging = ra_pool_create_on(copies->pinned);
     ra_status status = lane->staging ? copies->open(&lane->queue) : ra_fail(RA_NOMEM, "no memory for a pool");
+    if (status == RA_OK) status = ra_brake_open(copies, &lane->brake);
     if (status != RA_OK) close_lane(lane, NULL);
     else comm->lane = lane;
     return status;

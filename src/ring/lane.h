@@ -65,7 +65,8 @@ ra_status ra_notices_recv(ra_call *call, ra_parcel *parcel, const ra_maker *make
 ra_status ra_notices_send(ra_call *call, ra_parcel *parcel);
 ra_status ra_notices_wait(ra_call *call);
 
-typedef struct ra_ipc ra_ipc; /* lane_ipc.c */
+typedef struct ra_ipc ra_ipc;     /* lane_ipc.c */
+typedef struct ra_brake ra_brake; /* lane_brake.c */
 
 struct ra_lane {
     const ra_copy_ops *copies;
@@ -77,6 +78,7 @@ struct ra_lane {
     ra_pool *staging;
     bool decided; /* how processes exchange payload: by this, or staged */
     ra_ipc *ipc;
+    ra_brake *brake; /* NULL: messages come as fast as they can */
 };
 
 /* Does the environment ask for staged lanes (RINGATTN_LANE)? */
@@ -124,5 +126,11 @@ ra_status ra_ipc_begin(ra_call *call);
 void ra_ipc_fail(ra_call *call);
 /* The link is gone, or has no peers that matter. */
 void ra_ipc_close(ra_ipc *ipc);
+
+/* lane_brake.c. open: *brake is NULL unless the environment asks for one. hold: the lane's queue goes on when `bytes` could
+ * have come since it got here. close: waits for the lane's queue. Both are safe for NULL. */
+ra_status ra_brake_open(const ra_copy_ops *copies, ra_brake **brake);
+ra_status ra_brake_hold(ra_brake *brake, const ra_queue *lane, int64_t bytes);
+void ra_brake_close(ra_brake *brake, const ra_queue *lane);
 
 #endif

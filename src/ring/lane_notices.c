@@ -42,8 +42,10 @@ static ra_status copy_noticed(ra_call *call, ra_parcel *parcel) {
     if (notice.bytes != parcel->payload)
         return ra_fail(RA_PROTOCOL, "rank %d announced %" PRId64 " bytes where %" PRId64 " are expected", parcel->peer,
                        notice.bytes, parcel->payload);
-    RA_TRY(call->lane->ops->find(call, parcel, &notice, &payload));
-    return call->lane->copies->copy(&call->lane->queue, ra_frame_payload(parcel->frame), payload, notice.bytes);
+    ra_lane *lane = call->lane;
+    RA_TRY(lane->ops->find(call, parcel, &notice, &payload));
+    RA_TRY(ra_brake_hold(lane->brake, &lane->queue, notice.bytes));
+    return lane->copies->copy(&lane->queue, ra_frame_payload(parcel->frame), payload, notice.bytes);
 }
 
 /* Both ends of a message come to its receipt in the order of their messages, as they did to its notice. */

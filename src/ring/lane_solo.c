@@ -21,6 +21,7 @@ static ra_status make_zeros(void *arg, char *payload) {
 static ra_status solo_recv(ra_call *call, ra_parcel *parcel, const ra_maker *maker) {
     ra_comm *comm = call->comm;
     zeros none = {call, parcel->payload};
+    RA_TRY(ra_brake_hold(call->lane->brake, &call->lane->queue, parcel->payload));
     return ra_link_recv_or_make(comm->link, parcel->peer, comm->received[parcel->peer]++, parcel->step, parcel->frame,
                                 parcel->payload, maker ? maker : &(ra_maker){make_zeros, &none}, transfer_of(call, parcel));
 }

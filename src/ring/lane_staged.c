@@ -46,6 +46,7 @@ static ra_status staged_wait(ra_call *call) {
     RA_TRY(ra_link_wait(call->comm->link, call->entry->transfers, call->transfer_count, call->phase));
     for (ra_parcel *p = call->entry->parcels; p < call->entry->parcels + call->transfer_count; p++) {
         if (!p->receiving) continue;
+        RA_TRY(ra_brake_hold(lane->brake, &lane->queue, p->payload));
         RA_TRY(lane->copies->copy(&lane->queue, ra_frame_payload(p->frame), ra_frame_payload(twin_of(call, p)), p->payload));
         came = true;
     }
