@@ -10,7 +10,7 @@ The pages in bench/results:
     bench/report.py bench/results/cpu.json -o bench/results/cpu.md
     bench/report.py bench/results/neoverse-n1.json -o bench/results/neoverse-n1.md
 
-A file is what bench/gpu_peers.py --out, bench/cpu_peers.py --json or bench/transports.py wrote. Several files of one CPU are several runs: a row
+A file is what bench/gpu_peers.py --out, bench/gpu_rings.py --out, bench/cpu_peers.py --json or bench/transports.py wrote. Several files of one CPU are several runs: a row
 then is the median of their ratios, and has a range. A file may give its page a title, and say how it was made ("note")."""
 
 import argparse
@@ -18,6 +18,8 @@ import json
 import pathlib
 import statistics
 import sys
+
+import ring_page
 
 # ------------------------------------------------------------------------------------------------------------------------ GPU
 
@@ -100,9 +102,7 @@ def gpu_table(rows):
 def gpu_page(results):
     machine = {name: value for result in results for name, value in result["machine"].items()}
     rows = [row for result in results for row in result["rows"]]
-    lines = [f"# {machine['gpu']}: goals and results", "", made(results), ""]
-    versions = {name: value for name, value in machine.items() if name != "gpu"}
-    lines += [", ".join(f"{name} {value}" for name, value in versions.items()) + ".", ""]
+    lines = [f"# {machine['gpu']}: goals and results", "", made(results), "", versions(machine), ""]
     lines += [
         "Rates are TFLOP/s of attended pairs, 4 D flops a pair forward and 10 D backward. All take turns in one process. Times",
         "are the device's, which is kept busy until the host has enqueued a call. A GPU at its power limit slows down, so",
@@ -114,6 +114,22 @@ def gpu_page(results):
         part = [row for row in rows if row["group"] == group]
         if part:
             yield from ["", f"## {title}", text, "", *gpu_table(part)]
+
+
+def versions(machine):
+    return ", ".join(f"{name} {value}" for name, value in machine.items() if name != "gpu") + "."
+
+
+def rings_page(results):
+    machine = {name: value for result in results for name, value in result["machine"].items()}
+    rows = [row for result in results for row in result["rows"]]
+    yield from [f"# {machine['gpu']}: rings of ranks on one GPU", "", made(results), "", versions(machine), ""]
+    yield from [
+        "{dtype}, n = {n}, {heads} heads, D = {head_dim}. full: dense, rows dealt contiguously; causal: zigzag. Medians of".format(**rows[0]),
+        "calls that take turns. One GPU cannot show what NVLink, a network between hosts, or the clocks of several GPUs do.",
+    ]
+    yield from goal_table(ring_page.goals(rows))
+    yield from ring_page.tables(rows)
 
 
 def tokens(row):
@@ -333,6 +349,7 @@ def made(results):
 
 
 def goal_table(goals):
+    goals = list(goals)
     if goals:
         yield from ["", "## Goals", "| goal | at least | reached, worst of its rows | met |", "| --- | --- | --- | --- |"]
         for text, bound, reached, met in goals:
@@ -345,7 +362,8 @@ def is_gpu(result):
 
 def page(results, picture=None):
     """The text of the page; picture: the name of its plot."""
-    lines = list((gpu_page if is_gpu(results[0]) else cpu_page)(results))
+    make = rings_page if ring_page.is_rings(results[0]) else gpu_page if is_gpu(results[0]) else cpu_page
+    lines = list(make(results))
     if picture:
         place = lines.index("## Goals") - 1 if "## Goals" in lines else len(lines)
         lines[place:place] = ["", f"![Ours and theirs]({picture})"]
@@ -370,6 +388,8 @@ def main():
     results = [read(path) for path in options.files]
     if len({is_gpu(result) for result in results}) > 1:
         sys.exit("results of a GPU and of a CPU do not go into one page")
+    if len({ring_page.is_rings(result) for result in results}) > 1:
+        sys.exit("results of rings go into a page of their own")
     if not options.output:
         print(page(results))
         return

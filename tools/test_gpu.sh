@@ -1,6 +1,7 @@
 #!/bin/bash
 # test_gpu.sh BUILD [part...]: what needs a GPU, over the build in BUILD.
-# Parts: kernels python cli memcheck racecheck (default: all); groups, which kernels includes: Python on several ranks.
+# Parts: kernels python cli memcheck racecheck (default: all); groups, which kernels includes: Python on several ranks; bits and
+# faults, which kernels includes in small: a thousand runs of each shape, and ranks lost at every step.
 set -u
 build=$1
 shift
@@ -42,6 +43,8 @@ for part in "${@:-kernels python cli memcheck racecheck}"; do
         kernels) check kernels "$python" -m unittest discover -s tests/gpu ;;
         python) check python "$python" -m pytest -q -p no:cacheprovider python/tests/test_cuda*.py ;;
         groups) check groups "$python" -m unittest discover -s tests/gpu -p test_python_groups.py ;;
+        bits) check bits "$python" tests/gpu/same_bits.py ;;
+        faults) check faults "$python" tests/gpu/faults.py ;;
         cli) check cli "$python" tests/gpu/cli.py ;;
         memcheck | racecheck) check "$name" "$name" ;;
         *) echo "test_gpu.sh: no part '$name'" >&2 && exit 2 ;;

@@ -1,0 +1,57 @@
+"""What is run by hand on a GPU works: gradients' bits, lost ranks and the bench of rings, in small."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from kit import DEVICE
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+LIBRARY = pathlib.Path(os.environ.get("RINGATTN_LIBRARY", ""))
+MPI = shutil.which("mpirun.openmpi") and (LIBRARY.parent / "ringattn_mpi_openmpi.so").exists()
+
+
+class Scripts(unittest.TestCase):
+    def run_script(self, name, *arguments, **variables):
+        environment = {**os.environ, "PYTHONPATH": str(ROOT / "python"), **variables}
+        command = [sys.executable, str(ROOT / name), *map(str, arguments)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=600)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return done.stdout
+
+    def test_gradients_have_the_same_bits_every_time(self):
+        runs = 100 if DEVICE == "cuda" else 3
+        total = 6 * runs * (2 if DEVICE == "cuda" else 1)
+        self.assertIn(f"{total} runs, 0 differ", self.run_script("tests/gpu/same_bits.py", "--runs", runs))
+
+    @unittest.skipUnless(MPI, "needs Open MPI's mpirun, and the module for it beside the library")
+    def test_survivors_name_the_lost_rank_and_compute_on(self):
+        with tempfile.TemporaryDirectory() as modules:
+            for module in (LIBRARY.parent / "ringattn_mpi_openmpi.so", pathlib.Path(os.environ["RINGATTN_CUDA_LIBRARY"])):
+                (pathlib.Path(modules) / module.name).symlink_to(module.resolve())
+            text = self.run_script("tests/gpu/faults.py", "--few", "--jobs", 1, "--rows", 64, RINGATTN_MODULE_PATH=modules)
+        self.assertIn("3 of 3 jobs", text)
+
+    def test_rings_are_measured_and_their_page_is_made(self):
+        with tempfile.TemporaryDirectory() as directory:
+            out = pathlib.Path(directory) / "rings"
+            shape = "--seq", 256, "--heads", 1, "--head-dim", 64, "--ranks", "1,2", "--turns", 1
+            page = self.run_script("bench/gpu_rings.py", *shape, "--cases", "ring,slow", "--out", out)
+            rows = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
+        self.assertIn("| memory of a rank, as planned | 4 of 4 | 4 of 4 | yes |", page)
+        self.assertEqual({row["group"] for row in rows}, {"ring", "memory", "error", "slow lane"})
+        for row in rows:
+            if row["group"] == "error":
+                self.assertLess(max(row["rms"].values()), 2e-3)
+            if row["group"] == "ring" and (row["ranks"], row["pattern"]) == (2, "full"):
+                self.assertEqual(row["bytes_sent"], 128 * 64 * 2 * (2 if row["pass"] == "forward" else 6))
+                self.assertGreater(min(row["ms"], row["tflops"], row["host_us"]), 0)
+
+
+if __name__ == "__main__":
+    unittest.main()
