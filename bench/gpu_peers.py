@@ -3,13 +3,17 @@
 
     bench/gpu_peers.py --library build/libringattn_cuda.so [--cases dense,views,...] [--out NAME]      (prints a page, writes NAME.json)
     bench/gpu_peers.py --library ... --cases backward,backward_views --fa4 DIRECTORY    (where FlashAttention-4 is installed)
+    bench/gpu_peers.py --library ... --cases layer,dilated_backward,own_backward,dims [--fa4 DIRECTORY]
+
+Cases through autograd (layer, dilated_backward, flex_layer) use the Python package: RINGATTN_LIBRARY and PYTHONPATH.
 
 bench/report.py makes the page and the plot of the JSON.
 
 Peers get what suits them: contiguous [B, H, N, D] for dense attention; for dilated attention strided views of [B, N, H, D] into
 SDPA and a copy of the result to its rows ("the careful way"), no_grad. FlexAttention is compiled, with the pattern as its block
 mask. Rates count attended pairs only, 4 D flops each, in the backward pass 10 D. Backward is timed alone: the peers' by
-autograd.grad on a graph that is kept, this library's with delta and all kernels. A GPU at its power limit slows down, so only
+autograd.grad on a graph that is kept, this library's with delta and all kernels; "layer" is forward and backward together, in
+PyTorch written in two careful ways (dilated_ways.py). A GPU at its power limit slows down, so only
 rates of one row can be compared.
 Times are the device's: it is kept busy until the host has enqueued the call."""
 
@@ -17,38 +21,21 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import sys
 import time
 
+import dilated_ways
 import report
+from backward_peers import Backward
+from dilated_ways import BRANCHES
+from flex_peers import Flex
+from turns import HEAD_START, REFUSALS, say_left_out, turns
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, "..", "tests", "gpu"))
 
-BRANCHES = ((2048, 1), (4096, 2), (8192, 4))
-HEAD_START = 500_000  # cycles, about 0.3 ms
 
-
-def turns(ways, repeat, warm_up=2):
-    """{name: median milliseconds} of functions that take turns."""
-    import torch
-
-    times = {name: [] for name in ways}
-    for turn in range(repeat + warm_up):
-        for name, way in ways.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda._sleep(HEAD_START)
-            start.record()
-            way()
-            end.record()
-            end.synchronize()
-            if turn >= warm_up:
-                times[name].append(start.elapsed_time(end))
-    return {name: statistics.median(t) for name, t in times.items()}
-
-
-class Bench:
+class Bench(Backward, Flex):
     def __init__(self, library, seconds, fa4=None):
         import torch
         from backend import Backend
@@ -63,22 +50,44 @@ class Bench:
 
             self.fa4_func = flash_attn_func
 
-    def sdpa(self, kind, q, k, v, causal, grouped=False):
-        """A function that runs PyTorch's attention with one backend, or None if it does not take these tensors.
-        grouped: k and v have fewer heads."""
+    def attend(self, kind, causal, grouped=False):
+        """Attention of q, k and v as [B, H, N, D] by one of PyTorch's backends, or by FlashAttention-4. grouped: k and v have
+        fewer heads."""
         import torch.nn.functional as F
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
-        kind = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FA2": SDPBackend.FLASH_ATTENTION}[kind]
+        if kind.startswith("FA4"):
+            return lambda *x: self.fa4(*(t.transpose(1, 2) for t in x), causal, "fixed" in kind).transpose(1, 2)
+        backend = {"cuDNN": SDPBackend.CUDNN_ATTENTION, "FA2": SDPBackend.FLASH_ATTENTION}[kind]
+
+        def run(q, k, v):
+            with sdpa_kernel(backend):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+
+        return run
+
+    def fa4(self, q, k, v, causal, fixed=False):
+        """[B, N, H, D]."""
+        out = self.fa4_func(q, k, v, causal=causal, deterministic=fixed)
+        return out[0] if isinstance(out, tuple) else out
+
+    def kinds(self, fixed=False):
+        """Names of the peers; fixed: also those whose gradients have a fixed order."""
+        return ("cuDNN", "FA2") + (("FA4",) + (("FA4 fixed order",) if fixed else ()) if self.fa4_func else ())
+
+    def forward(self, kind, q, k, v, causal, grouped=False):
+        """A function that runs a peer's forward pass, or None if it does not take these tensors."""
+        attend = self.attend(kind, causal, grouped)
 
         def run():
-            with self.torch.no_grad(), sdpa_kernel(kind):
-                return F.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=grouped)
+            with self.torch.no_grad():
+                return attend(q, k, v)
 
         try:
             run()
             return run
-        except RuntimeError:
+        except REFUSALS as error:
+            say_left_out(kind, error)
             return None
 
     def ours(self, q, k, v, desc):
@@ -96,14 +105,17 @@ class Bench:
         run.out = out
         return run
 
+    def peers(self, tensors, causal):
+        return {kind: self.forward(kind, *tensors, causal) for kind in self.kinds()}
+
     def repeats(self, flops):
         return max(3, min(30, int(self.seconds * 5e14 / flops / 3)))
 
-    def add(self, group, case, flops, ways):
+    def add(self, group, case, flops, ways, head_start=HEAD_START):
         """flops: one number for all ways, or one for each."""
         ways = {name: way for name, way in ways.items() if way}
         work = flops if isinstance(flops, dict) else {name: flops for name in ways}
-        times = turns(ways, self.repeats(max(work.values())))
+        times = turns(ways, self.repeats(max(work.values())), head_start=head_start)
         row = {
             "group": group,
             "case": case,
@@ -135,8 +147,7 @@ class Bench:
                         4 * d * h * pairs,
                         {
                             "ringattn": self.ours(q, k, v, Desc(causal=causal)),
-                            "cuDNN": self.sdpa("cuDNN", *theirs, causal),
-                            "FA2": self.sdpa("FA2", *theirs, causal),
+                            **self.peers(theirs, causal),
                         },
                     )
 
@@ -158,36 +169,24 @@ class Bench:
                         4 * d * h * pairs,
                         {
                             "ringattn": self.ours(q, k, v, desc),
-                            "cuDNN": self.sdpa("cuDNN", *theirs, causal),
-                            "FA2": self.sdpa("FA2", *theirs, causal),
+                            **self.peers(theirs, causal),
                         },
                     )
 
     def careful(self, kind, q, k, v, causal):
-        """Dilated attention as a careful PyTorch user writes it: branch i on the i-th third of the heads, offset i mod r."""
-        n, h, d = q.shape[1:]
+        """A function that runs dilated attention in PyTorch, or None if the backend does not take these tensors."""
+        way = dilated_ways.sliced(self.attend(kind, causal))
 
-        def cut(t, i):
-            w, r = BRANCHES[i]
-            return t.view(n // w, w, h, d)[:, i % r :: r, h // 3 * i : h // 3 * (i + 1)].transpose(1, 2)
+        def run():
+            with self.torch.no_grad():
+                return way(q, k, v)
 
-        parts = [self.sdpa(kind, cut(q, i), cut(k, i), cut(v, i), causal) for i in range(3)]
-        if None in parts:
+        try:
+            run()
+            return run
+        except REFUSALS as error:
+            say_left_out(kind, error)
             return None
-
-        def all_branches():
-            out = self.torch.zeros_like(q)
-            for i, run in enumerate(parts):
-                cut(out, i).copy_(run())
-            return out
-
-        return all_branches
-
-    @staticmethod
-    def pattern_flops(n, d, causal):
-        """Of the dilated pattern with 12 heads."""
-        rows = [(n // w, w // r) for w, r in BRANCHES]
-        return sum(4 * d * 4 * segments * (m * (m + 1) // 2 if causal else m * m) for segments, m in rows)
 
     def dilated(self):
         from definition import Desc
@@ -205,7 +204,7 @@ class Bench:
                     self.add(
                         "dilated",
                         f"D={d} h=12 n={n}{' causal' if causal else ''}",
-                        self.pattern_flops(n, d, causal),
+                        dilated_ways.flops(n, 12, d, causal, 4),
                         {"ringattn": mine, "cuDNN": theirs, "FA2": self.careful("FA2", q, k, v, causal)},
                     )
 
@@ -219,7 +218,7 @@ class Bench:
                 self.add(
                     "own",
                     f"D={d} h=12 n={n} dilated, dense n={dense}",
-                    {"ringattn": self.pattern_flops(n, d, False), "own dense": 4 * d * 12 * dense * dense},
+                    {"ringattn": dilated_ways.flops(n, 12, d, False, 4), "own dense": 4 * d * 12 * dense * dense},
                     {
                         "ringattn": self.ours(q, k, v, Desc(branches=BRANCHES)),
                         "own dense": self.ours(*self.tensors(dense, 12, d), Desc()),
@@ -256,8 +255,8 @@ class Bench:
             theirs = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
             ways = {}
             for kind in ("cuDNN", "FA2"):
-                ways[kind] = self.sdpa(kind, *theirs, False, grouped=True)
-                ways[kind + " packed"] = self.sdpa(kind, theirs[0].view(b, hk, h // hk * nq, d), *theirs[1:], False)
+                ways[kind] = self.forward(kind, *theirs, False, grouped=True)
+                ways[kind + " packed"] = self.forward(kind, theirs[0].view(b, hk, h // hk * nq, d), *theirs[1:], False)
             for order, cache in (("[B, N, H, D]", (k, v)), ("[B, H, N, D]", [t.transpose(1, 2) for t in theirs[1:]])):
                 mine = self.ours(q, *cache, Desc())
                 mine()
@@ -268,6 +267,19 @@ class Bench:
                 self.add("few", case, 4 * d * h * b * nq * n, {"ringattn": mine, **ways})
                 rates = {name: 4 * b * n * hk * d / ms / 1e6 for name, ms in self.rows[-1]["ms"].items()}
                 print("         GB/s  " + "  ".join(f"{name} {rate:.0f}" for name, rate in rates.items()), flush=True)
+
+    def dims(self):
+        """Head dimensions beside 64 and 128."""
+        from definition import Desc
+
+        n = 16384
+        for d, h in ((96, 16), (192, 16), (256, 8)):
+            for causal in (False, True):
+                q, k, v = self.tensors(n, h, d)
+                theirs = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
+                pairs = n * (n + 1) // 2 if causal else n * n
+                ways = {"ringattn": self.ours(q, k, v, Desc(causal=causal)), **self.peers(theirs, causal)}
+                self.add("dims", f"D={d} h={h} n={n}{' causal' if causal else ''}", 4 * d * h * pairs, ways)
 
     def million(self):
         """A million tokens, against a loop at 32768 that takes as long."""
@@ -295,122 +307,6 @@ class Bench:
         )
         print("million  " + "  ".join(f"{name} {rate:6.1f}" for name, rate in rates.items()), flush=True)
 
-    def gradients(self, forward, inputs, dout):
-        """A function that runs the backward pass of `forward` on inputs that need gradients, or None if there is none."""
-        try:
-            out = forward(*inputs)
-            out = out[0] if isinstance(out, tuple) else out
-            self.torch.autograd.grad(out, inputs, dout, retain_graph=True)
-        except (RuntimeError, TypeError, ValueError) as error:
-            print(f"  left out: {str(error).splitlines()[0][:100]}", flush=True)
-            return None
-        return lambda: self.torch.autograd.grad(out, inputs, dout, retain_graph=True)
-
-    def backward_ways(self, q, k, v, dout, theirs, desc, causal):
-        """q, k, v, dout: [1, N, H, D], perhaps every r-th row; theirs: the same four as SDPA takes them."""
-        import torch.nn.functional as F
-        from torch.nn.attention import SDPBackend, sdpa_kernel
-
-        torch = self.torch
-        theirs = [t.detach().requires_grad_() for t in theirs]
-
-        def sdpa(backend):
-            def forward(*inputs):
-                with sdpa_kernel(backend):
-                    return F.scaled_dot_product_attention(*inputs, is_causal=causal)
-
-            return forward
-
-        out, lse = torch.empty_like(q), torch.empty(1, q.shape[2], q.shape[1], device="cuda").transpose(1, 2)
-        delta, results = torch.empty_like(lse.transpose(1, 2)).transpose(1, 2), [torch.zeros_like(t) for t in (q, k, v)]
-        self.backend.run(self.backend.prepare(q, k, v, desc, out, lse))
-        problem = self.backend.problem(q, k, desc)
-        step = self.backend.prepare_backward(q, k, v, desc, lse, dout, delta, results)
-
-        def mine():
-            self.backend.delta(problem, dout, out, None, delta)
-            self.backend.run(step)
-
-        ways = {"ringattn": mine}
-        for name, backend in (("cuDNN", SDPBackend.CUDNN_ATTENTION), ("FA2", SDPBackend.FLASH_ATTENTION)):
-            ways[name] = self.gradients(sdpa(backend), theirs[:3], theirs[3].detach())
-        if self.fa4_func:
-            rows = [t.detach().transpose(1, 2).requires_grad_() for t in theirs]
-            for name, fixed in (("FA4", False), ("FA4 fixed order", True)):
-                ways[name] = self.gradients(
-                    lambda *x, fixed=fixed: self.fa4_func(*x, causal=causal, deterministic=fixed), rows[:3], rows[3].detach()
-                )
-        mine()
-        if ways["cuDNN"]:
-            for found, right in zip(results, ways["cuDNN"]()):
-                right = right.transpose(1, 2).reshape(found.shape)
-                error = ((found.float() - right.float()).norm() / right.float().norm()).item()
-                assert error < 0.02, f"gradients differ by {error}"
-        return ways
-
-    def backward(self):
-        """The backward pass of dense attention."""
-        from definition import Desc
-
-        for d, h in ((128, 16), (64, 32)):
-            for n in (2048, 8192, 32768):
-                for causal in (False, True):
-                    mine = self.tensors(n, h, d, 4)
-                    theirs = [t.transpose(1, 2).contiguous() for t in mine]
-                    pairs = n * (n + 1) // 2 if causal else n * n
-                    ways = self.backward_ways(*mine, theirs, Desc(causal=causal), causal)
-                    self.add("backward", f"D={d} h={h} n={n}{' causal' if causal else ''}", 10 * d * h * pairs, ways)
-
-    def backward_views(self):
-        """The backward pass on every r-th row, in segments."""
-        from definition import Desc
-
-        n, h = 131072, 12
-        for d in (128, 64):
-            for rows, r in ((2048, 1), (1024, 4), (512, 8)):
-                for causal in (False, True):
-                    mine = [t[:, ::r] for t in self.tensors(n, h, d, 4)]
-                    theirs = [t.view(n // r // rows, rows, h, d).transpose(1, 2) for t in mine]
-                    pairs = n // r // rows * (rows * (rows + 1) // 2 if causal else rows * rows)
-                    ways = self.backward_ways(*mine, theirs, Desc(branches=((rows, 1),), causal=causal), causal)
-                    case = f"D={d} rows={rows} r={r}{' causal' if causal else ''}"
-                    self.add("backward views", case, 10 * d * h * pairs, ways)
-
-    def flex(self):
-        """FlexAttention, compiled, with each pattern as a block mask."""
-        from definition import Desc
-        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
-
-        compiled = self.torch.compile(flex_attention)
-        w, r, o = (self.torch.tensor(x, device="cuda") for x in zip(*((w, r, i % r) for i, (w, r) in enumerate(BRANCHES))))
-
-        def lattice(b, head, x, y):
-            i = head // 4
-            return (x // w[i] == y // w[i]) & (x % w[i] % r[i] == o[i]) & (y % w[i] % r[i] == o[i])
-
-        def before(b, head, x, y):
-            return x >= y
-
-        n, d, h = 32768, 128, 12
-        q, k, v = self.tensors(n, h, d)
-        theirs = [t.transpose(1, 2).contiguous() for t in (q, k, v)]
-        for name, desc, pairs, flops in (
-            ("dense", Desc(), None, 4 * d * h * n * n),
-            ("dense causal", Desc(causal=True), before, 4 * d * h * (n * (n + 1) // 2)),
-            ("dilated", Desc(branches=BRANCHES), lattice, self.pattern_flops(n, d, False)),
-        ):
-            mask = create_block_mask(pairs, None, h, n, n, device="cuda", _compile=True) if pairs else None
-
-            def run(mask=mask):
-                with self.torch.no_grad():
-                    return compiled(*theirs, block_mask=mask)
-
-            mine = self.ours(q, k, v, desc)
-            mine()
-            error = (mine.out.float() - self.torch.nan_to_num(run().transpose(1, 2).float())).abs().max().item()
-            assert error < 0.05, f"results differ by {error}"
-            self.add("flex", f"{name} D={d} h={h} n={n}", flops, {"ringattn": mine, "Flex": run})
-
 
 def triton_version():
     try:
@@ -426,7 +322,7 @@ def main():
     parser.add_argument("--library", required=True)
     parser.add_argument("--cases", default="dense,views,dilated,own,grouped,few,flex,million")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each row and way, about")
-    parser.add_argument("--fa4", metavar="DIRECTORY", help="where FlashAttention-4 is installed, to be compared with backward")
+    parser.add_argument("--fa4", metavar="DIRECTORY", help="where FlashAttention-4 is installed, to be compared with")
     parser.add_argument("--out", metavar="NAME", help="writes NAME.json")
     args = parser.parse_args()
     import torch

@@ -43,6 +43,25 @@ class Results(kit.Case):
         row["tflops"]["ringattn"] = 88
         self.assertIn("| 0.88x | 0.88x | yes |", report.page([result]))
 
+    def test_a_goal_of_rings_that_is_missed_is_said_to_be_missed(self):
+        case = {"pattern": "full", "n": 64, "heads": 1, "head_dim": 64, "dtype": "bf16"}
+        ring = {**case, "group": "ring", "ms": 1.0, "tflops": 1.0, "bytes_sent": 0, "steps": 8, "host_us": 51.0}
+        rows = [{**ring, "ranks": 1, "pass": "forward", "against_one": 1.0},
+                {**ring, "ranks": 8, "pass": "forward", "against_one": 0.94},
+                {**ring, "ranks": 8, "pass": "backward", "against_one": 0.91},
+                {**case, "group": "memory", "ranks": 8, "planned_bytes": 1000 << 20, "measured_bytes": 1000 << 20,
+                 "device_bytes": 1012 << 20, "granularity": 2 << 20}]
+        rows += [{**case, "group": "error", "ranks": ranks, "rms": dict.fromkeys(("out", "dq", "dk", "dv"), error)}
+                 for ranks, error in ((1, 1e-3), (8, 1.3e-3))]
+        text = report.page([{"what": "rings", "machine": {"gpu": "a GPU"}, "date": "2026-01-01", "rows": rows}])
+        for line in ("| 8 ranks against one, forward, full | 0.95x | 0.94x | **no** |",
+                     "| 8 ranks against one, backward | 0.90x | 0.91x | yes |",
+                     "| time of a rank's host, a step | 50 us at most | 51 us | **no** |",
+                     "| memory of a rank, as planned | 1 of 1 | 1 of 1 | yes |",
+                     "| the same by the driver, within 1 % | 1 of 1 | 1 of 1 | yes |",
+                     "| error of 8 ranks over that of one | 1.25x at most | 1.30x | **no** |"):
+            self.assertIn(line, text)
+
     def test_several_runs_of_a_cpu_are_a_median_and_a_range(self):
         def run(ratio):
             row = dict(case="dense", dtype="bf16", seq=64, heads=1, dim=64, threads=1, direction="forward", unit="gflops")
@@ -111,7 +130,7 @@ class Results(kit.Case):
                 self.assertAlmostEqual(int(quoted), planned, delta=1, msg=(dtype, ring_size))  # kernels differ by less
 
     def test_the_benches_print_their_help(self):
-        for name in ("cpu_peers.py", "gpu_peers.py", "report.py"):
+        for name in ("cpu_peers.py", "gpu_peers.py", "gpu_rings.py", "report.py"):
             done = subprocess.run([sys.executable, os.path.join(BENCH, name), "--help"], capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertIn("bench/report.py", done.stdout)

@@ -9,7 +9,8 @@ import sys
 import tempfile
 import unittest
 
-from kit import DEVICE
+from kit import DEVICE, draw, torch  # isort: skip
+from definition import Desc, gradients, reference
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LIBRARY = pathlib.Path(os.environ.get("RINGATTN_LIBRARY", ""))
@@ -36,6 +37,21 @@ class Scripts(unittest.TestCase):
                 (pathlib.Path(modules) / module.name).symlink_to(module.resolve())
             text = self.run_script("tests/gpu/faults.py", "--few", "--jobs", 1, "--rows", 64, RINGATTN_MODULE_PATH=modules)
         self.assertIn("3 of 3 jobs", text)
+
+    def test_what_a_careful_user_writes_in_pytorch_is_the_same_dilated_attention(self):
+        sys.path.insert(0, str(ROOT / "bench"))
+        import dilated_ways
+
+        branches, attend = ((16, 1), (32, 2), (64, 4)), torch.nn.functional.scaled_dot_product_attention
+        q, k, v, dout = (draw(1, 128, 6, 16, torch.float64) for _ in range(4))
+        inputs = [t.requires_grad_() for t in (q, k, v)]
+        desc = Desc(branches=branches)
+        right, _, _, _ = reference(q.detach(), k.detach(), v.detach(), desc)
+        slopes, _ = gradients(q.detach(), k.detach(), v.detach(), dout, None, desc)
+        for way in (dilated_ways.sliced(attend, branches), dilated_ways.split(attend, branches)):
+            found = way(*inputs)
+            for mine, theirs in zip((found, *torch.autograd.grad(found, inputs, dout)), (right, *slopes)):
+                self.assertLess((mine - theirs).abs().max().item(), 1e-9)
 
     def test_rings_are_measured_and_their_page_is_made(self):
         with tempfile.TemporaryDirectory() as directory:
