@@ -1,4 +1,4 @@
-"""Cases of bench/gpu_peers.py in which gradients are computed: the kernels alone, and through autograd as in a layer of a model."""
+"""Cases of bench/gpu_peers.py that compute gradients: the kernels alone, and through autograd as in a layer of a model."""
 
 import warnings
 

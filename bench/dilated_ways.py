@@ -1,5 +1,6 @@
-"""Dilated attention as a careful PyTorch user writes it: strided views into a dense kernel, and its results to their rows. Branch
-i runs on the i-th share of the heads, from row i mod r of a segment on. `attend` takes q, k and v as [segments, heads, rows, D]."""
+"""Dilated attention as a careful PyTorch user writes it: strided views into a dense kernel, and its results to their rows.
+Branch i runs on the i-th share of the heads, from row i mod r of a segment on. `attend` takes q, k and v as [segments, heads,
+rows, D]."""
 
 import torch
 

@@ -77,8 +77,8 @@ class Bench:
         o = self.options
         row = {"group": group, "pattern": pattern, "ranks": ranks, "n": o.seq, "heads": o.heads, "head_dim": o.head_dim}
         self.rows.append({**row, "dtype": "bf16", **fields})
-        shown = ", ".join(f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in fields.items())
-        print(f"{group:10s} {pattern:6s} {ranks} ranks  {shown}", flush=True)
+        shown = [f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in fields.items()]
+        print(f"{group:10s} {pattern:6s} {ranks} ranks  " + ", ".join(shown), flush=True)
 
     def tflops(self, pattern, name, ms):
         o = self.options
@@ -93,7 +93,8 @@ class Bench:
             right = reference(self.whole, self.options.heads - 1, pattern)
             for ring in opened:
                 errors = {name: ring.whole(name, self.options.heads - 1).double() - right[name] for name in right}
-                self.add("error", pattern, ring.count, rms={name: e.square().mean().sqrt().item() for name, e in errors.items()})
+                rms = {name: error.square().mean().sqrt().item() for name, error in errors.items()}
+                self.add("error", pattern, ring.count, rms=rms)
             del right
             for name in self.rings.PASSES:
                 found = self.rings.take_turns(opened, name, self.options.turns)
@@ -172,9 +173,8 @@ class Bench:
         shape += ["--schedule", "ring", "--layout", self.rings.LAYOUTS[pattern], "--pass", short, "--repeat", o.turns]
         command = [*launcher, o.program, "bench", *shape, *words, *(["--causal"] if pattern == "causal" else []), "--json"]
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
-        done = subprocess.run(
-            list(map(str, command)), capture_output=True, text=True, check=False, env={**os.environ, **root, **(variables or {})}
-        )
+        environment = {**os.environ, **root, **(variables or {})}
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
         if done.returncode not in (0, 1):  # 1: of a rank alone, a row was wrong
             sys.exit(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
         return json.loads(done.stdout)[short]
@@ -213,8 +213,8 @@ def machine(rings):
     import torch
 
     driver = os.popen("nvidia-smi --query-gpu=driver_version --format=csv,noheader 2>/dev/null").read().strip()
-    found = {"gpu": torch.cuda.get_device_name() if rings.GPU else "stand-in on " + platform.machine(), "driver": driver or "none"}
-    found |= {"torch": torch.__version__, "cuda": torch.version.cuda or "none", "python": platform.python_version()}
+    found = {"gpu": torch.cuda.get_device_name() if rings.GPU else "stand-in on " + platform.machine()}
+    found |= {"driver": driver or "none", "torch": torch.__version__, "cuda": torch.version.cuda or "none", "python": platform.python_version()}
     if "CUDA_DEVICE_MAX_CONNECTIONS" in os.environ:
         found["CUDA_DEVICE_MAX_CONNECTIONS"] = os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]
     return found
@@ -229,7 +229,7 @@ def main():
     parser.add_argument("--ranks", default="1,2,4,8", help="rings beside one rank, which comes first; default %(default)s")
     parser.add_argument("--patterns", default="full,causal", help="default %(default)s")
     parser.add_argument("--turns", type=int, default=5, help="calls of which each time is the median, default %(default)s")
-    parser.add_argument("--rounds", type=int, default=3, help="the same of processes, each of --turns calls, default %(default)s")
+    parser.add_argument("--rounds", type=int, default=3, help="the same of processes, of --turns calls each, default %(default)s")
     parser.add_argument("--program", default="build/ringattn", help="default %(default)s")
     parser.add_argument("--out", metavar="NAME", help="writes NAME.json")
     options = parser.parse_args()

@@ -10,8 +10,9 @@ The pages in bench/results:
     bench/report.py bench/results/cpu.json -o bench/results/cpu.md
     bench/report.py bench/results/neoverse-n1.json -o bench/results/neoverse-n1.md
 
-A file is what bench/gpu_peers.py --out, bench/gpu_rings.py --out, bench/cpu_peers.py --json or bench/transports.py wrote. Several files of one CPU are several runs: a row
-then is the median of their ratios, and has a range. A file may give its page a title, and say how it was made ("note")."""
+A file is what bench/gpu_peers.py --out, bench/gpu_rings.py --out, bench/cpu_peers.py --json or bench/transports.py wrote. Several
+files of one CPU are several runs: a row then is the median of their ratios, and has a range. A file may give its page a title, and
+say how it was made ("note")."""
 
 import argparse
 import json
@@ -23,8 +24,8 @@ import ring_page
 
 # ------------------------------------------------------------------------------------------------------------------------ GPU
 
-PEERS = ("cuDNN", "FA2", "cuDNN packed", "FA2 packed", "FA4", "FA4 fixed order", "cuDNN split", "FA2 split", "FA4 split", "Flex")
-PEERS += ("own dense", "own h=32:32", "own loop at 32768")
+PEERS = ("cuDNN", "FA2", "cuDNN packed", "FA2 packed", "FA4", "FA4 fixed order", "cuDNN split", "FA2 split", "FA4 split")
+PEERS += ("Flex", "own dense", "own h=32:32", "own loop at 32768")
 
 # What a group of rows is.
 GPU_GROUPS = {
@@ -60,8 +61,8 @@ GPU_GROUPS = {
     "flex layer": ("FlexAttention, forward and backward", "Compiled, with the dilated pattern as its block mask."),
 }
 
-# What is to be reached: sentence, group, words that a case has, words that it lacks, least ratio to the best of the others (or of
-# those that are named).
+# What is to be reached: sentence, group, words that a case has, words that it lacks, least ratio to the best of the others, or
+# of those that are named.
 GPU_GOALS = (
     ("dense full D=128, n >= 8192, against cuDNN", "dense", ("D=128",), ("causal", "n=2048"), 0.90),
     ("dense causal D=128, n >= 8192, against cuDNN", "dense", ("D=128", "causal"), ("n=2048",), 0.90),
@@ -141,8 +142,9 @@ def rings_page(results):
     rows = [row for result in results for row in result["rows"]]
     yield from [f"# {machine['gpu']}: rings of ranks on one GPU", "", made(results), "", versions(machine), ""]
     yield from [
-        "{dtype}, n = {n}, {heads} heads, D = {head_dim}. full: dense, rows dealt contiguously; causal: zigzag. Medians of".format(**rows[0]),
-        "calls that take turns. One GPU cannot show what NVLink, a network between hosts, or the clocks of several GPUs do.",
+        "{dtype}, n = {n}, {heads} heads, D = {head_dim}; full: dense, contiguous rows; causal: zigzag.".format(**rows[0]),
+        "Medians of calls that take turns. One GPU cannot show what NVLink, a network between hosts, or the clocks of several",
+        "GPUs do.",
     ]
     yield from goal_table(ring_page.goals(rows))
     yield from ring_page.tables(rows)

@@ -156,15 +156,14 @@ class Ring:
             yield found
 
     def planned_bytes(self):
-        return max(
-            s.shard_bytes + s.shard_bytes_backward + max(s.workspace_bytes, s.workspace_bytes_backward) for s in self.summaries()
-        )
+        def of_rank(s):
+            return s.shard_bytes + s.shard_bytes_backward + max(s.workspace_bytes, s.workspace_bytes_backward)
+
+        return max(map(of_rank, self.summaries()))
 
     def measured_bytes(self):
         """Tensors and pool of the rank that has most."""
-        return max(
-            sum(t.nbytes for t in rank.tensors.values()) + rank.statistics().pool_peak for rank in self.ranks
-        )
+        return max(sum(t.nbytes for t in rank.tensors.values()) + rank.statistics().pool_peak for rank in self.ranks)
 
     def close(self):
         self.stream.synchronize()

@@ -209,7 +209,8 @@ static void a_slow_lane_holds_back_what_arrives_beside_what_is_computed(void **s
         h->checksum = staged;
         hand_run(h);
         unsetenv("RINGATTN_LANE_RATE");
-        const double exchanges = 1e-3 * EXCHANGES * MESSAGE_MS, steps = 1e-3 * STEPS * STEP_MS, limit = steps + 0.75 * exchanges;
+        const double exchanges = 1e-3 * EXCHANGES * MESSAGE_MS, steps = 1e-3 * STEPS * STEP_MS,
+                     limit = steps + 0.75 * exchanges;
         double start = seconds_now();
         hand_run(h);
         assert_true(seconds_now() - start >= exchanges);

@@ -29,9 +29,11 @@ struct ra_brake {
     atomic_bool over; /* the thread ends */
 };
 
-enum { HERE, RELEASED, COUNTERS };
+enum { HERE, RELEASED }; /* counters */
 
-static _Atomic uint64_t *counter(const ra_brake *brake, int which) { return (_Atomic uint64_t *)brake->counters.memory + which; }
+static _Atomic uint64_t *counter(const ra_brake *brake, int which) {
+    return (_Atomic uint64_t *)brake->counters.memory + which;
+}
 
 /* In bytes a second; 0: nobody wants a brake. */
 static double wanted_rate(void) {

@@ -4,8 +4,8 @@ hangs, everybody names the lost rank, no result looks like one, and the survivor
 
     tests/gpu/faults.py [--jobs 8] [--seconds 140] [--few]
 
-RINGATTN_LIBRARY names the library, RINGATTN_MODULE_PATH where its modules are (with the stand-in among them there needs to be no
-GPU). RINGATTN_LONG=1: twice as many steps. Exit status 1 if a job fails, or if --seconds were not enough for all."""
+RINGATTN_LIBRARY names the library, RINGATTN_MODULE_PATH where its modules are (with the stand-in among them there needs to be
+no GPU). RINGATTN_LONG=1: twice as many steps. Exit status 1 if a job fails, or if --seconds were not enough for all."""
 
 import argparse
 import itertools
@@ -37,7 +37,9 @@ def matrix():
 
 
 def few():
-    yield from (("ipc", 2, 1, 1, "kill", "forward"), ("staged", 3, 0, 2, "stop", "backward"), ("ipc", 2, 0, -1, "stop", "backward"))
+    yield "ipc", 2, 1, 1, "kill", "forward"
+    yield "staged", 3, 0, 2, "stop", "backward"
+    yield "ipc", 2, 0, -1, "stop", "backward"
 
 
 def start(directory, rows, lane, ranks, victim, step, how, name):
@@ -83,8 +85,8 @@ def main():
                 failed += judge(job, fault[0], fault[2], fault[4])
                 done += 1
     print(
-        f"{done} of {len(wanted)} jobs in {time.monotonic() - begin:.0f} s, {failed} failed; in the others no survivor hangs, all name "
-        "the right rank, no result looks like one, and their devices compute on"
+        f"{done} of {len(wanted)} jobs in {time.monotonic() - begin:.0f} s, {failed} failed; in the others no survivor hangs, all "
+        "name the right rank, no result looks like one, and their devices compute on"
     )
     sys.exit(failed > 0 or done < len(wanted))
 

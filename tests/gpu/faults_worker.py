@@ -1,7 +1,7 @@
 """One rank of faults.py, under mpirun: a ring on a GPU (or on the stand-in for one) in which a rank is lost.
 
-    faults_worker.py WHO STEP HOW PASS     rank WHO gets the signal HOW (kill, stop) when its host has given the device step STEP
-                                           of forward or backward; STEP -1: half-way through the time of a pass
+    faults_worker.py WHO STEP HOW PASS     rank WHO gets the signal HOW (kill, stop) when its host has given the device step
+                                           STEP of forward or backward; STEP -1: half-way through the time of a pass
 
 The pass is repeated until it fails. Leaves one line of JSON in RESULT.<rank>, as tests/mpi/rank.c does."""
 
@@ -92,9 +92,10 @@ class Calls:
         """The status; results of a call that fails are void."""
         for result in self.results(name):
             result.write(np.full(result.shape, BEFORE))
-        inputs = ("q", "k", "v", "out", "lse") if name == "forward" else ("q", "k", "v", "out", "lse", "dout", None, "dq", "dk", "dv")
-        packed = _engine._FORWARD if name == "forward" else _engine._BACKWARD
-        numbers = [x for part in inputs for x in (self.t[part].view if part else (0, 0, 0, 0))]
+        packed, names = _engine._FORWARD, ["q", "k", "v", "out", "lse"]
+        if name == "backward":
+            packed, names = _engine._BACKWARD, [*names, "dout", None, "dq", "dk", "dv"]
+        numbers = [x for part in names for x in (self.t[part].view if part else (0, 0, 0, 0))]
         return getattr(lib, "ra_" + name)(self.plan, packed.pack(*numbers, 0))
 
 
