@@ -96,7 +96,7 @@ class Bench:
                 rms = {name: error.square().mean().sqrt().item() for name, error in errors.items()}
                 self.add("error", pattern, ring.count, rms=rms)
             del right
-            for name in self.rings.PASSES:
+            for name in self.options.passes:
                 found = self.rings.take_turns(opened, name, self.options.turns)
                 for ring, sample in zip(opened, found):
                     self.add_ring(ring, name, sample, found[0]["ms"])
@@ -149,7 +149,7 @@ class Bench:
         for pattern in self.options.patterns:
             fast = self.rings.Ring(self.stream, self.whole, pattern, SLOW_RANKS)
             fast.run("forward")  # backward needs its results
-            for name in self.rings.PASSES:
+            for name in self.options.passes:
                 (alone,) = self.rings.take_turns([fast], name, 2)
                 sent = max(rank.statistics().bytes_sent for rank in fast.ranks)
                 rate = slow_rate(sent, SLOW_RANKS, 1e-3 * alone["ms"])
@@ -185,7 +185,7 @@ class Bench:
             print("processes: left out, there is no mpirun")
             return
         for pattern in self.options.patterns:
-            for name in self.rings.PASSES:
+            for name in self.options.passes:
                 times = {"ms": [], "threads_ms": []}
                 for _ in range(self.options.rounds):
                     times["threads_ms"].append(self.bench(pattern, name, "--ring-size", 2)["ms"])
@@ -196,7 +196,7 @@ class Bench:
     def alone(self):
         words = "--ring-size", SLOW_RANKS, "--rank", 1
         for pattern in self.options.patterns:
-            for name in self.rings.PASSES:
+            for name in self.options.passes:
                 fast = self.bench(pattern, name, *words)
                 rate = slow_rate(fast["bytes_sent"], SLOW_RANKS, 1e-3 * fast["ms"])
                 slow = self.bench(pattern, name, *words, variables={"RINGATTN_LANE_RATE": repr(rate)})
@@ -228,13 +228,14 @@ def main():
     parser.add_argument("--head-dim", type=int, default=128, help="default %(default)s")
     parser.add_argument("--ranks", default="1,2,4,8", help="rings beside one rank, which comes first; default %(default)s")
     parser.add_argument("--patterns", default="full,causal", help="default %(default)s")
+    parser.add_argument("--passes", default="forward,backward", help="that are timed, default %(default)s")
     parser.add_argument("--turns", type=int, default=5, help="calls of which each time is the median, default %(default)s")
     parser.add_argument("--rounds", type=int, default=3, help="the same of processes, of --turns calls each, default %(default)s")
     parser.add_argument("--program", default="build/ringattn", help="default %(default)s")
     parser.add_argument("--out", metavar="NAME", help="writes NAME.json")
     options = parser.parse_args()
     options.ranks = [int(word) for word in options.ranks.split(",")]
-    options.patterns = options.patterns.split(",")
+    options.patterns, options.passes = options.patterns.split(","), options.passes.split(",")
     if options.ranks[0] != 1:
         sys.exit("--ranks: the first must be 1, with which the others are compared")
     import report
