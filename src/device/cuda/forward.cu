@@ -196,6 +196,14 @@ static ra_status launch(const ra_forward_step *step, const Way &way, const Devic
     return RA_OK;
 }
 
+/* The last section would end as its heaviest block does, with most multiprocessors idle. So of all instances the lightest
+ * blocks are kept for the end: as many as take all multiprocessors as long as one heaviest block. */
+static uint32_t tail_of(const JobItem &item, int processors) {
+    double instances = 1;
+    for (int i = 0; i < INDEXES; i++) instances *= item.extent[i];
+    return (uint32_t)fmin(item.blocks, round(sqrt(2.0 * processors * item.blocks / instances)));
+}
+
 /* The launches of some batch entries: items in order, as many as a job holds. Where an item might meet rows of an earlier one,
  * it waits for that within the launch; a kernel that cannot wait takes a new launch. */
 static ra_status run_batch(const ra_forward_step *step, const Way &way, const Device &device, int64_t first, int64_t batch,
@@ -211,6 +219,7 @@ static ra_status run_batch(const ra_forward_step *step, const Way &way, const De
         /* When causal the partial block comes first, where it has the fewest keys. What it lacks is a multiple of 64 rows: TMA
          * does not store a box that begins before the tensor and ends inside of it. */
         if (way.tma && job->last_first) next.lead = ((int32_t)next.blocks * way.variant->rows - next.q.count) / 64 * 64;
+        if (job->last_first) next.tail = tail_of(next, device.processors);
         for (int j = 0; j < job->item_count && !step->single; j++)
             if (rows_touch(job->items[j], next)) next.after |= 1u << j;
         const bool apart = next.after && (!can_wait || job->tiles >> 28); /* warps are counted in 32 bits */

@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) forward_sm90(const __grid_const
         for (int i = 0; i < S::WORKS; i++) {
             mbarrier_init(&bars.work_full[i], LANES);
             mbarrier_init(&bars.clear[i], 1);
+            mbarrier_init(&bars.late[i], 1);
             mbarrier_init(&bars.work_empty[i], 4 * S::WGS * LANES + 1); /* and the loading thread */
         }
         fence_barrier_init();

@@ -2,9 +2,10 @@
  *
  * A tile is a block of query rows of one instance of an item (a batch entry, segment, residue and query head). Tiles are
  * numbered item by item; inside an item, `section` instances at a time share the keys in L2, and inside a section blocks are
- * the outer loop, so that the heaviest blocks of all its instances come first when causal:
+ * the outer loop, so that the heaviest blocks of all its instances come first when causal. The `tail` lightest blocks of all
+ * instances come last, so that multiprocessors end together:
  *
- *     item | section 0: block 3 of instances 0..2, block 2 of 0..2, ... | section 1: ...
+ *     item | section 0: block 3 of instances 0..2, block 2 of 0..2 | section 1: ... | tail: block 1 of all, block 0 of all
  *
  * Kernel parameters carry all of it, so that a launch needs no device memory and a CUDA graph keeps its own copy.
  */
@@ -44,6 +45,7 @@ struct JobItem {
     ra_tensor k_view, v_view;
     int32_t lo, hi;                       /* query row a attends to keys [a + lo, a + hi), unless sloped: */
     bool sloped;                          /* the steps of queries and keys differ, and it takes a division */
+    uint32_t tail;                        /* blocks of each instance that are dealt behind all sections; only when causal */
     double inverse_step;                  /* 1 / k.pos_step */
     int64_t origin, origin_loop[2], rate; /* dropout's lattice: the place of key y is floor((y - origin) / rate) */
     double inverse_rate;
@@ -124,10 +126,18 @@ __device__ __forceinline__ void find_instance(const Job &job, uint32_t tile, int
     work->item = index;
 
     tile -= start;
-    uint32_t section = item.section, group = tile / (section * item.blocks);
-    tile -= group * (section * item.blocks);
+    uint32_t section = item.section, blocks = item.blocks - item.tail, skipped = 0;
+    if (tile >= item.instances * blocks) {
+        tile -= item.instances * blocks;
+        skipped = blocks;
+        blocks = item.tail;
+        section = item.instances;
+    }
+    uint32_t group = tile / (section * blocks);
+    tile -= group * (section * blocks);
     uint32_t width = min(section, item.instances - group * section);
     uint32_t number = tile / width, instance = group * section + (tile - number * width);
+    number += skipped;
     if (job.last_first) number = item.blocks - 1 - number;
     work->row = (int)number * block - item.lead;
 #pragma unroll 1

@@ -76,8 +76,9 @@ template <class S> struct Barriers {
     uint4 zeros[(S::D + 7) / 8]; /* a row of them */
     uint64_t q_full[S::QUERIES][S::WGS], q_empty[S::QUERIES][S::WGS];
     uint64_t k_full[S::STAGES], k_empty[S::STAGES], v_full[S::STAGES], v_empty[S::STAGES];
-    uint64_t work_full[S::WORKS], work_empty[S::WORKS],
-        clear[S::WORKS]; /* clear: the work's rows may be folded into the state */
+    uint64_t work_full[S::WORKS], work_empty[S::WORKS];
+    uint64_t clear[S::WORKS]; /* the work's rows may be folded into the state */
+    uint64_t late[S::WORKS];  /* few of the work's keys are left to load */
     Work work[S::WORKS];
     Span spans[S::WORKS][S::WGS]; /* of each work and seat */
     Share share[4 * S::WGS];
@@ -143,7 +144,12 @@ template <class S> __device__ __forceinline__ Span find_span(const Job &job, con
     return {(end - begin) * S::N, work.key_tiles - end, begin, work.key_first + begin * S::N};
 }
 
-/* Takes tiles and says what they are, at least one tile ahead of the consumers. By a whole warp. */
+/* Short tiles are taken ahead, so that no consumer waits for one. But a tile that is taken early stays with this multiprocessor
+ * while others may have nothing left to do. So behind a tile of more than LONG key tiles, and towards the end, the next one is
+ * taken when no more than LATE key tiles are left to load. */
+constexpr int LONG = 16, LATE = 4;
+
+/* Takes tiles and says what they are. By a whole warp. */
 template <class S> __device__ __forceinline__ void deal_tiles(const TmaItem *items, const Job &job, Barriers<S> &bars) {
     const int lane = threadIdx.x & 31;
     uint32_t tile = blockIdx.x; /* lane 0 knows it */
@@ -153,9 +159,6 @@ template <class S> __device__ __forceinline__ void deal_tiles(const TmaItem *ite
         const int slot = slot_of<S::WORKS>(works);
         Work &work = bars.work[slot];
         mbarrier_wait(&bars.work_empty[slot], parity_of<S::WORKS>(works) ^ 1);
-        /* Tiles taken ahead keep no consumer waiting; but the last ones, taken late, balance better. */
-        if (works >= 2 && __shfl_sync(~0u, tile, 0) + S::WORKS * blocks() >= job.tiles)
-            mbarrier_wait(&bars.work_empty[slot_of<S::WORKS>(works - 2)], parity_of<S::WORKS>(works - 2));
         const bool any = __shfl_sync(~0u, tile, 0) < job.tiles;
         if (lane == 0) {
             if (any) find_work(job, tile, S::ROWS, S::N, &work);
@@ -172,6 +175,8 @@ template <class S> __device__ __forceinline__ void deal_tiles(const TmaItem *ite
         if (lane < S::WGS) bars.spans[slot][lane] = any ? find_span<S>(job, work, lane) : Span{-1, 0, 0, 0};
         __syncwarp();
         if (lane < LANES) mbarrier_arrive(&bars.work_full[slot]);
+        if (any && (work.key_tiles > LONG || __shfl_sync(~0u, tile, 0) + S::WORKS * blocks() >= job.tiles))
+            mbarrier_wait(&bars.late[slot], parity_of<S::WORKS>(works));
         if (any && lane == 0) {
             tile = (job.counter ? atomicAdd(job.counter, 1u) : tile) + (job.done ? 0 : blocks());
         }
@@ -194,6 +199,7 @@ __device__ __forceinline__ void load_tiles(const TmaItem *items, unsigned char *
         mbarrier_wait(&bars.work_full[slot], parity_of<S::WORKS>(works));
         if (work.item < 0) return;
         int j = work.key_tiles - 1;
+        if (j < LATE) mbarrier_arrive(&bars.late[slot]);
         if (j >= 0) {
             const CUtensorMap *maps = items[work.item].maps;
             const int32_t(*place)[3] = bars.place[slot];
@@ -222,6 +228,7 @@ __device__ __forceinline__ void load_tiles(const TmaItem *items, unsigned char *
             q_turn++;
 #pragma unroll 1
             for (; j > 0; j--, key -= S::N, turn++) {
+                if (j == LATE) mbarrier_arrive(&bars.late[slot]);
                 load(k, bars.k_full, bars.k_empty, TENSOR_K, turn + 1, key - S::N);
                 load(v, bars.v_full, bars.v_empty, TENSOR_V, turn, key);
             }
