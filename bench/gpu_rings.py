@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import shutil
+import statistics
 import subprocess
 import sys
 import time
@@ -166,18 +167,25 @@ class Bench:
         fields = dict(rate=rate, share=SHARE, compute_ms=compute, ms=total, ratio=total / compute, alone=alone)
         self.add("slow lane", pattern, SLOW_RANKS, **{"pass": name}, **fields)
 
-    def bench(self, pattern, name, *words, launcher=(), variables=None):
-        """{ms, bytes_sent} of the command line."""
+    def bench(self, pattern, name, *words, launcher=(), variables=None, at_once=1):
+        """What the command line measures, {ms, bytes_sent}; of as many processes `at_once` that one which took longest."""
         o, short = self.options, {"forward": "fwd", "backward": "bwd"}[name]
         shape = ["--seq", o.seq, "--heads", o.heads, "--head-dim", o.head_dim, "--dtype", "bf16", "--device", "cuda"]
-        shape += ["--schedule", "ring", "--layout", self.rings.LAYOUTS[pattern], "--pass", short, "--repeat", o.turns]
-        command = [*launcher, o.program, "bench", *shape, *words, *(["--causal"] if pattern == "causal" else []), "--json"]
+        shape += ["--pass", short, "--repeat", o.turns, "--json", *(["--causal"] if pattern == "causal" else [])]
+        command = list(map(str, [*launcher, o.program, "bench", *shape, *words]))
         root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_rmaps_base_oversubscribe": "1"}
-        environment = {**os.environ, **root, **(variables or {})}
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, env=environment)
-        if done.returncode not in (0, 1):  # 1: of a rank alone, a row was wrong
-            sys.exit(f"{' '.join(map(str, command))}: {done.stderr.strip()}")
-        return json.loads(done.stdout)[short]
+        environment, pipe = {**os.environ, **root, **(variables or {})}, subprocess.PIPE
+        started = [subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=environment) for _ in range(at_once)]
+        found = []
+        for process in started:
+            text, said = process.communicate()
+            if process.returncode != 0:
+                sys.exit(f"{' '.join(command)}: exit status {process.returncode}: {said.strip() or text.strip()}")
+            found.append(json.loads(text)[short])
+        return max(found, key=lambda one: one["ms"])
+
+    def ring_options(self, pattern):
+        return "--schedule", "ring", "--layout", self.rings.LAYOUTS[pattern]
 
     def processes(self):
         launcher = shutil.which("mpirun")
@@ -185,17 +193,24 @@ class Bench:
             print("processes: left out, there is no mpirun")
             return
         for pattern in self.options.patterns:
+            ring = self.ring_options(pattern)
             for name in self.options.passes:
                 times = {"ms": [], "threads_ms": []}
                 for _ in range(self.options.rounds):
-                    times["threads_ms"].append(self.bench(pattern, name, "--ring-size", 2)["ms"])
-                    times["ms"].append(self.bench(pattern, name, launcher=(launcher, "-n", "2"))["ms"])
-                least = {key: sorted(values)[len(values) // 2] for key, values in times.items()}
-                self.add("processes", pattern, 2, **{"pass": name}, **least, ratio=least["threads_ms"] / least["ms"])
+                    times["threads_ms"].append(self.bench(pattern, name, *ring, "--ring-size", 2)["ms"])
+                    times["ms"].append(self.bench(pattern, name, *ring, launcher=(launcher, "-n", "2"))["ms"])
+                median = {key: statistics.median(values) for key, values in times.items()}
+                fields = {**median, "ratio": median["threads_ms"] / median["ms"], "slicing": self.slicing(pattern, name)}
+                self.add("processes", pattern, 2, **{"pass": name}, **fields)
+
+    def slicing(self, pattern, name):
+        """What the GPU does in all while two processes that know nothing of each other share it, over what it does for one."""
+        half = "--seq", self.options.seq // 2, "--repeat", 4 * self.options.turns
+        return 2 * self.bench(pattern, name, *half)["ms"] / self.bench(pattern, name, *half, at_once=2)["ms"]
 
     def alone(self):
-        words = "--ring-size", SLOW_RANKS, "--rank", 1
         for pattern in self.options.patterns:
+            words = *self.ring_options(pattern), "--ring-size", SLOW_RANKS, "--rank", 1
             for name in self.options.passes:
                 fast = self.bench(pattern, name, *words)
                 rate = slow_rate(fast["bytes_sent"], SLOW_RANKS, 1e-3 * fast["ms"])

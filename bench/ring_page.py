@@ -95,9 +95,10 @@ TABLES = {
     ),
     "processes": (
         "Processes that share the GPU",
-        "By CUDA IPC, beside ranks of one process. The GPU gives processes turns of its time.",
-        ("ms of processes", "ms of one process", "against one process"),
-        lambda row: (f"{row['ms']:.1f}", f"{row['threads_ms']:.1f}", f"{row['ratio']:.3f}x"),
+        "By CUDA IPC, beside ranks of one process. The GPU gives processes turns of its time; what that costs by itself is the\n"
+        "last column: what it does for two processes that know nothing of each other, over what it does for one.",
+        ("ms of processes", "ms of one process", "against one process", "turns alone"),
+        lambda row: (f"{row['ms']:.1f}", f"{row['threads_ms']:.1f}", f"{row['ratio']:.3f}x", f"{row['slicing']:.3f}x"),
     ),
     "memory": (
         "Memory of a rank",
