@@ -28,6 +28,8 @@ ra_status ra_pass_compute(ra_pass *pass, bool last);
 int64_t ra_rows_bytes(const ra_call *call, const ra_piece *piece);
 int64_t ra_sums_bytes(const ra_call *call, const ra_piece *piece);
 
+/* Gives items the views of their heads; size: bytes of an element of k. */
+void ra_items_look(const ra_item_views *views, int64_t size, ra_item *items, int64_t count);
 /* Add the items of a piece to the step: of what is at home, or packed at `packed` (K, then V), with their gradients at `sums`
  * (NULL in forward). */
 void ra_items_home(ra_pass *pass, const ra_piece *piece);

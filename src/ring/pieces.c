@@ -19,22 +19,37 @@ static ra_tensor by_index(ra_tensor tensor, int64_t size, const ra_item *item) {
     return tensor;
 }
 
+void ra_items_look(const ra_item_views *views, int64_t size, ra_item *items, int64_t count) {
+    for (ra_item *item = items; item < items + count; item++) {
+        item->k_view = by_index(views->k, size, item);
+        item->v_view = by_index(views->v, size, item);
+        item->dk_view = by_index(views->dk, views->sums_size, item);
+        item->dv_view = by_index(views->dv, views->sums_size, item);
+        item->dk_result = by_index(views->dk_result, size, item);
+        item->dv_result = by_index(views->dv_result, size, item);
+    }
+}
+
+/* A message has the heads of its piece alone, one after the other. */
+static void look_at_packed(const ra_item_views *views, ra_item *items, int64_t count) {
+    for (ra_item *item = items; item < items + count; item++) {
+        item->k_view = views->k;
+        item->v_view = views->v;
+        item->dk_view = views->dk;
+        item->dv_view = views->dv;
+        item->dk_result = item->dv_result = (ra_tensor){0};
+    }
+}
+
 static void add_items(ra_call *call, const ra_piece *piece, const ra_item_views *views, bool packed) {
     const ra_plan *plan = call->plan;
     const ra_ring *ring = &plan->route.rings.rings[piece->ring];
-    int64_t size = (int64_t)ra_dtype_size(plan->config.dtype);
     for (int64_t t = 0; t < ring->target_count; t++) {
         if (ring->targets[t].rank != plan->view.rank) continue;
         ra_item *items = &call->entry->items[call->item_count];
         int64_t count = ra_items(&plan->route, piece, &ring->targets[t], packed, items);
-        for (int64_t i = 0; i < count; i++) {
-            items[i].k_view = packed ? views->k : by_index(views->k, size, &items[i]);
-            items[i].v_view = packed ? views->v : by_index(views->v, size, &items[i]);
-            items[i].dk_view = packed ? views->dk : by_index(views->dk, views->sums_size, &items[i]);
-            items[i].dv_view = packed ? views->dv : by_index(views->dv, views->sums_size, &items[i]);
-            items[i].dk_result = by_index(views->dk_result, size, &items[i]);
-            items[i].dv_result = by_index(views->dv_result, size, &items[i]);
-        }
+        if (packed) look_at_packed(views, items, count);
+        else ra_items_look(views, (int64_t)ra_dtype_size(plan->config.dtype), items, count);
         call->item_count += count;
     }
 }
