@@ -114,6 +114,8 @@ typedef struct ra_attention_desc {
     const char *kernel; /* "scalar", "avx2", ...; NULL (default): the best here, or RINGATTN_KERNEL */
     int32_t threads;    /* worker threads of this rank; 0 (default): the machine's share */
     bool checksum;      /* CRC32C over payloads */
+    bool offload;       /* CUDA, one rank: tensors lie in pinned host memory, and blocks of at most `bucket` rows pass through
+                           the device, of whose memory memory_limit speaks */
 
     /* Room kept for features to come; anything but the default is RA_NOT_AVAILABLE. */
     const int64_t *cu_seqlens;
@@ -237,7 +239,7 @@ typedef struct ra_rank_summary {
     int64_t bytes_sent_backward;
     int64_t hops;                 /* steps in which this rank receives, forward */
     int64_t items;                /* work items; independent of the sequence length */
-    int64_t shard_bytes;          /* q, k, v, out, lse */
+    int64_t shard_bytes;          /* q, k, v, out, lse; offload: 0, since they lie in host memory */
     int64_t shard_bytes_backward; /* dout, dq, dk, dv more */
     int64_t workspace_bytes;      /* forward */
     int64_t workspace_bytes_backward;

@@ -9,6 +9,9 @@
  * a further stream or a capture needs a workspace of its own. Calls on several streams may overlap. At one rank they never
  * wait, and can be captured into a graph, which then keeps the call's workspace for as long as the process lives.
  *
+ * With ra_attention_desc.offload tensors lie in pinned host memory instead, from and to which the call copies blocks of them.
+ * It cannot be captured.
+ *
  * Over several ranks a call returns when its ranks have met for the last time, while the device may still compute. Ranks of one
  * process (ra_comm_threads) copy straight from each other's workspaces, and each needs a stream of its own: the same for two of
  * them is RA_INVALID. Over any other transport messages are staged in pinned host memory, as many bytes as the messages take in
@@ -37,6 +40,9 @@ RA_API ra_status ra_cuda_probe(ra_cuda_device *device);
 /* Device memory. RA_NOMEM when there is none. Free is safe for NULL. */
 RA_API ra_status ra_cuda_alloc(int64_t bytes, void **memory);
 RA_API void ra_cuda_free(void *memory);
+/* Pinned host memory, which copies reach beside everything else: where the tensors of ra_attention_desc.offload lie. */
+RA_API ra_status ra_cuda_pin(int64_t bytes, void **memory);
+RA_API void ra_cuda_unpin(void *memory);
 /* Copies to, from or within device memory, in order with the stream (NULL: the default stream). */
 RA_API ra_status ra_cuda_copy(void *to, const void *from, int64_t bytes, void *stream);
 /* A stream of its own, in order with no other; ranks of one process need one each. Closing it does not wait for its work, and

@@ -131,6 +131,9 @@ struct ra_device_ops {
     ra_status (*pack)(const ra_queue *queue, ra_dtype dtype, const ra_box *box, ra_tensor from, char *packed);
     ra_status (*unpack_add)(const ra_queue *queue, ra_dtype dtype, const ra_box *box, const char *packed, ra_tensor sums,
                             ra_tensor result);
+    /* Results from sums; NULL where there is no memory of its own. */
+    ra_status (*convert)(const ra_queue *queue, const ra_problem *problem, ra_tensor to, ra_tensor sums, int64_t rows,
+                         int64_t heads);
     ra_status (*add)(const ra_queue *queue, ra_dtype dtype, char *sums, const char *more, int64_t count);
     /* mine += theirs: travelling blocks of forward, of backward. */
     ra_status (*merge_states)(const ra_queue *queue, const ra_problem *problem, char *mine, const char *theirs);

@@ -96,6 +96,7 @@ static ra_status check_execution(const ra_attention_desc *d) {
         return ra_fail(RA_NOT_AVAILABLE, "there is no kernel named '%.40s'", d->kernel);
     if (d->schedule == RA_SCHEDULE_MERGE && d->query_placement != RA_REPLICATED)
         return ra_fail(RA_INVALID, "schedule merge, which never moves K and V, needs query_placement replicated");
+    if (d->offload && d->device != RA_DEVICE_CUDA) return ra_fail(RA_INVALID, "offload needs device CUDA");
     if (d->cu_seqlens) return ra_fail(RA_NOT_AVAILABLE, "cu_seqlens (packed documents) is not available in this version");
     if (d->softcap != 0) return ra_fail(RA_NOT_AVAILABLE, "softcap is not available in this version");
     if (d->sinks) return ra_fail(RA_NOT_AVAILABLE, "sinks are not available in this version");
@@ -145,7 +146,9 @@ ra_status ra_config_create(ra_arena *arena, const ra_attention_desc *desc, ra_co
         .device = desc->device,
         .threads = desc->threads,
         .checksum = desc->checksum,
+        .offload = desc->offload,
     };
+    if (c.offload) c.layout = RA_LAYOUT_CONTIGUOUS, c.placement = RA_SHARDED; /* all the same on one rank */
     if (desc->causal) c.right = 0; /* causal is a window with right = 0 */
     if (desc->kernel && strcmp(desc->kernel, "auto") != 0) snprintf(c.kernel, sizeof c.kernel, "%s", desc->kernel);
     c.segment = ra_arena_take(arena, c.branches, sizeof(int64_t));
@@ -211,6 +214,7 @@ int64_t ra_config_text(const ra_config *c, char *text, int64_t bytes) {
     put(&w, "scale=%a\ndropout=%a\nseed=%" PRIu64 "\n", c->scale, c->dropout, c->seed);
     put(&w, "layout=%d\nquery_placement=%d\nschedule=%d\nbucket=%" PRId64 "\n", (int)c->layout, (int)c->placement,
         (int)c->schedule, c->bucket);
-    put(&w, "memory_limit=%" PRId64 "\ndevice=%d\nchecksum=%d\n", c->memory_limit, (int)c->device, c->checksum);
+    put(&w, "memory_limit=%" PRId64 "\ndevice=%d\nchecksum=%d\noffload=%d\n", c->memory_limit, (int)c->device, c->checksum,
+        c->offload);
     return w.length;
 }

@@ -32,7 +32,7 @@ typedef struct ra_config {
     ra_device device;
     char kernel[16]; /* "" = auto */
     int32_t threads;
-    bool checksum;
+    bool checksum, offload;
 } ra_config;
 
 /* Checks desc and copies it into config, its arrays into arena. RA_INVALID names the field and says what would be right. */

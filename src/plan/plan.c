@@ -49,7 +49,7 @@ static ra_status make_route(ra_plan *plan, int rank, int ranks) {
         plan->no_backward = plan->kernel->backward_unsupported(&plan->problem);
         plan->forward = ra_workspace_of(c, &plan->view, plan->kernel, plan->threads, false);
         plan->backward = ra_workspace_of(c, &plan->view, plan->kernel, plan->threads, true);
-        if (c->memory_limit == 0) return RA_OK;
+        if (c->memory_limit == 0 || c->offload) return RA_OK;
         int64_t bytes;
         RA_TRY(most_held(plan, &bytes));
         if (bytes <= c->memory_limit) return RA_OK;
@@ -71,7 +71,8 @@ static ra_status make_route(ra_plan *plan, int rank, int ranks) {
 
 ra_status ra_plan_fill(ra_plan *plan, const ra_attention_desc *desc, int rank, int ranks) {
     RA_TRY(ra_config_create(&plan->arena, desc, &plan->config));
-    return make_route(plan, rank, ranks);
+    RA_TRY(make_route(plan, rank, ranks));
+    return plan->config.offload ? ra_plan_offload(plan, ranks) : RA_OK;
 }
 
 /* ---------------------------------------------------------------------------------------------------------- asking */
@@ -87,6 +88,9 @@ int64_t ra_plan_workspace(const ra_plan *plan, bool backward) {
     return backward ? plan->backward.total : plan->forward.total;
 }
 ra_schedule ra_plan_schedule(const ra_plan *plan) { return plan ? plan->schedule : RA_SCHEDULE_AUTO; }
-int64_t ra_plan_bucket(const ra_plan *plan) { return plan ? plan->route.bucket : 0; }
+int64_t ra_plan_bucket(const ra_plan *plan) {
+    if (!plan) return 0;
+    return plan->config.offload ? plan->blocks[0].rows : plan->route.bucket;
+}
 const char *ra_plan_kernel(const ra_plan *plan) { return plan ? plan->kernel->name : ""; }
 const char *ra_plan_reason(const ra_plan *plan) { return plan ? plan->reason : ""; }

@@ -4,6 +4,7 @@
 
 #include "device/device.h"
 #include "geometry/used.h"
+#include "plan/blocks.h"
 #include "plan/messages.h"
 
 /* What one rank does, for any rank of any group: the route seen from the rank. */
@@ -29,6 +30,7 @@ typedef struct ra_workspace {
     int64_t scratch;          /* the kernel's */
     int64_t kv[2];            /* messages of K and V: ring: of this hop and the next; gather: in and out */
     int64_t grad[2], grad_in; /* messages of dK and dV: computed here, arriving */
+    int64_t queries[2];       /* offload: two blocks of each tensor of queries; kv and grad have two of K and V, and of sums */
     int64_t travelling;       /* replicated queries: one message of the state, or of dq; there are two */
     int64_t total;
 } ra_workspace;
@@ -51,6 +53,7 @@ struct ra_plan {
     ra_schedule schedule;
     char reason[160];
     ra_workspace forward, backward;
+    ra_blocks blocks[2]; /* offload: of forward, of backward */
 };
 
 /* The configuration made concrete for `ranks`: schedule, bucket and the reasons for them. */
@@ -69,6 +72,8 @@ int ra_default_threads(const ra_config *config, int ranks);
 ra_pass_shape ra_shape_of(const ra_config *config, const ra_view *view, const ra_problem *problem, const ra_kernel *kernel,
                           bool backward);
 ra_workspace ra_workspace_of(const ra_config *config, const ra_view *view, const ra_kernel *kernel, int threads, bool backward);
+/* Offload: cuts both passes into blocks that fit the memory limit, and lays out their workspaces. */
+ra_status ra_plan_offload(ra_plan *plan, int ranks);
 ra_problem ra_problem_of(const ra_config *config, const ra_view *view);
 
 /* Queries are replicated over several ranks: their states are merged. */

@@ -240,8 +240,13 @@ ra_status ra_summarise(const ra_plan *plan, const ra_view *view, ra_rank_summary
         .workspace_bytes = ra_workspace_of(c, view, plan->kernel, plan->threads, false).total,
         .workspace_bytes_backward = ra_workspace_of(c, view, plan->kernel, plan->threads, true).total,
         .schedule = plan->schedule,
-        .bucket = route->bucket,
+        .bucket = ra_plan_bucket(plan),
     };
+    if (c->offload) {
+        summary->shard_bytes = summary->shard_bytes_backward = 0;
+        summary->workspace_bytes = plan->forward.total;
+        summary->workspace_bytes_backward = plan->backward.total;
+    }
     memcpy(summary->reason, plan->reason, sizeof summary->reason);
     return RA_OK;
 }

@@ -55,7 +55,10 @@ static void make_room(ra_entry *entry) {
     const ra_view *view = &entry->plan.view;
     ra_messages *lists[] = {&entry->held, &entry->coming, &entry->previous, &entry->home};
     for (int i = 0; i < 4; i++) ra_messages_create(&entry->arena, view->own, view->own_count, lists[i]);
-    entry->items = ra_arena_take(&entry->arena, view->local_items + view->bounds.step_items + 1, sizeof(ra_item));
+    const ra_blocks *blocks = entry->plan.blocks;
+    const int64_t items = ra_max(view->local_items + view->bounds.step_items, ra_max(blocks[0].items, blocks[1].items));
+    entry->items = ra_arena_take(&entry->arena, items + 1, sizeof(ra_item));
+    entry->met = ra_arena_take(&entry->arena, blocks[1].count, sizeof *entry->met);
     const int64_t messages = entry->transfers_most = view->bounds.transfers + 4;
     entry->transfers = ra_arena_take(&entry->arena, messages, sizeof(ra_transfer));
     if (!entry->plan.kernel->device->copies || view->ranks == 1) return;

@@ -4,6 +4,7 @@
 #include "core/log.h"
 #include "core/status.h"
 #include "ring/lane.h"
+#include "ring/offload.h"
 #include "ring/solo.h"
 
 /* Tells the tracer, if there is one, about a stretch that ends now. */
@@ -30,6 +31,7 @@ ra_status ra_call_reserve(ra_entry *entry) {
     ra_pool *pool = pool_of(entry->comm, device);
     if (!pool) return ra_fail(RA_NOMEM, "no memory for a pool");
     RA_TRY(ra_lane_open(entry->comm, device->copies));
+    if (entry->plan.config.offload) RA_TRY(ra_offload_open(device->copies, &entry->comm->offload));
     if (ra_lane_undecided(entry->comm, device->copies)) return RA_OK;
     const ra_workspace *w = &entry->plan.forward;
     RA_TRY(ra_pool_reserve(pool, w->total - ra_lane_holds(entry->comm, &entry->plan, w)));

@@ -7,6 +7,7 @@
 #include "core/status.h"
 #include "geometry/config.h"
 #include "ring/lane.h"
+#include "ring/offload.h"
 
 #define MOST_THREADS 512 /* ranks of one process: 1.5 GB, and seconds for them to meet */
 
@@ -200,6 +201,7 @@ void ra_comm_destroy(ra_comm *comm) {
     if (comm->received) ra_free(comm->received, tag_bytes(comm));
     ra_link_destroy(comm->link);
     ra_lane_leave(comm);
+    ra_offload_close(comm->offload);
     ra_pool_destroy(comm->pool);
     ra_pool_destroy(comm->device_pool);
     ra_free(comm, sizeof *comm);

@@ -14,6 +14,7 @@
 
 typedef struct ra_lane ra_lane;         /* lane.h */
 typedef struct ra_together ra_together; /* lane.h */
+typedef struct ra_offload ra_offload;   /* offload.h */
 
 struct ra_comm {
     ra_link *link;
@@ -27,6 +28,7 @@ struct ra_comm {
     void *trace_ctx;
     ra_pool *pool, *device_pool;     /* the second is made by the first plan on a device */
     ra_lane *lane;                   /* made by the first plan of several ranks on a device with memory of its own */
+    ra_offload *offload;             /* made by the first plan with offload */
     ra_workers *workers;             /* of the latest call */
     ra_workers *resting[RA_RESTING]; /* of other counts, latest used first: calls that alternate start no threads */
     uint64_t *sent, *received;       /* messages to and from each rank so far: the next tags */

@@ -4,6 +4,7 @@
 #include "core/alloc.h"
 #include "core/status.h"
 #include "ring/lane.h"
+#include "ring/offload.h"
 
 ra_status ra_pass_compute(ra_pass *pass, bool last) {
     ra_call *call = &pass->call;
@@ -59,6 +60,7 @@ static void spoil(const ra_pass *pass) {
 }
 
 ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
+    if (plan->config.offload) return ra_offload_forward(plan, args);
     const ra_device_ops *device = plan->kernel->device;
     ra_forward_pass forward = {.kernel = plan->kernel,
                                .shape = ra_shape_of(&plan->config, &plan->view, &plan->problem, plan->kernel, false),
@@ -83,6 +85,7 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
 ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
     const ra_device_ops *device = plan->kernel->device;
     RA_TRY(ra_plan_check_backward(plan));
+    if (plan->config.offload) return ra_offload_backward(plan, args);
     ra_backward_pass backward = {.kernel = plan->kernel,
                                  .shape = ra_shape_of(&plan->config, &plan->view, &plan->problem, plan->kernel, true),
                                  .q = args->q,

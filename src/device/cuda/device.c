@@ -73,6 +73,11 @@ static ra_status unpack_add(const ra_queue *queue, ra_dtype dtype, const ra_box 
     return ra_cuda_unpack_add(box, packed, sums, queue->stream);
 }
 
+static ra_status convert(const ra_queue *queue, const ra_problem *problem, ra_tensor to, ra_tensor sums, int64_t rows,
+                         int64_t heads) {
+    return ra_cuda_convert(problem, to, sums, rows, heads, queue->stream);
+}
+
 static ra_status add(const ra_queue *queue, ra_dtype dtype, char *sums, const char *more, int64_t count) {
     (void)dtype;
     return ra_cuda_add(sums, more, count, queue->stream);
@@ -169,6 +174,7 @@ const ra_device_ops ra_cuda_device_ops = {
     .backward_spoil = backward_spoil,
     .pack = pack,
     .unpack_add = unpack_add,
+    .convert = convert,
     .add = add,
     .merge_states = merge_states,
     .merge_sums = merge_sums,

@@ -123,6 +123,11 @@ ra_status ra_cuda_unpack_add(const ra_box *box, const void *packed, ra_tensor su
     return told(backend.unpack_add(box, packed, sums, stream, &failure));
 }
 
+ra_status ra_cuda_convert(const ra_problem *problem, ra_tensor to, ra_tensor sums, int64_t rows, int64_t heads, void *stream) {
+    RA_TRY(need());
+    return told(backend.convert(problem, &(ra_used_rows){.modulus = 1}, to, sums, rows, heads, stream, &failure));
+}
+
 ra_status ra_cuda_add(void *sums, const void *more, int64_t count, void *stream) {
     RA_TRY(need());
     return told(backend.add(sums, more, count, stream, &failure));

@@ -20,12 +20,11 @@ ra_status ra_cuda_finish(const ra_forward_step *step);
 ra_status ra_cuda_clear(void *memory, int64_t bytes, void *stream);
 ra_status ra_cuda_pack(ra_dtype dtype, const ra_box *box, ra_tensor from, void *packed, void *stream);
 ra_status ra_cuda_unpack_add(const ra_box *box, const void *packed, ra_tensor sums, void *stream);
+ra_status ra_cuda_convert(const ra_problem *problem, ra_tensor to, ra_tensor sums, int64_t rows, int64_t heads, void *stream);
 ra_status ra_cuda_add(void *sums, const void *more, int64_t count, void *stream);
 ra_status ra_cuda_merge_states(const ra_problem *problem, void *mine, const void *theirs, void *stream);
 ra_status ra_cuda_spoil(const ra_problem *problem, ra_tensor tensor, int64_t rows, int64_t heads, void *stream);
 /* Copies beside a call: see ra_copy_ops. */
-ra_status ra_cuda_pin(int64_t bytes, void **memory);
-void ra_cuda_unpin(void *memory);
 ra_status ra_cuda_passed(void *event, bool *passed);
 ra_status ra_cuda_export(void *memory, char handle[RA_HANDLE_BYTES]);
 ra_status ra_cuda_import(const char handle[RA_HANDLE_BYTES], void **memory);
