@@ -63,7 +63,7 @@ static ra_status tensor_bytes(const job *j, int rank, int ranks, bool placed, in
     ra_shard queries, keys;
     RA_TRY(ra_shard_rows(desc, rank, ranks, &queries, &keys));
     *bytes = 0;
-    for (int id = 0; id < TENSOR_COUNT; id++) {
+    for (int id = 0; id < TENSOR_COUNT && !desc->offload; id++) {
         if (!tensor_needed(j, (tensor_id)id) || j->placed[id] != placed) continue;
         int64_t rows = tensor_has_queries((tensor_id)id) ? queries.count : keys.count, dim = id == T_LSE ? 1 : desc->head_dim;
         int64_t elements = ra_sat_mul(ra_sat_mul(desc->batch, rows), ra_sat_mul(tensor_heads(desc, (tensor_id)id), dim));

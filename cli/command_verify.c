@@ -65,7 +65,7 @@ static void draw_shape(dice *d, settings *c) {
 static void draw_execution(dice *d, settings *c) {
     static const int64_t rings[] = {1, 2, 3, 4, 5, 7, 8}, buckets[] = {0, 0, 1, 5, 32},
                          dtypes[] = {RA_F32, RA_F32, RA_BF16, RA_F16, RA_F64};
-    if (!c->given[OPT_RING_SIZE]) c->ring_size = pick(d, rings, 7);
+    if (!c->given[OPT_RING_SIZE] && !c->offload) c->ring_size = pick(d, rings, 7);
     if (!c->given[OPT_LAYOUT]) c->layout = 1 + (int)roll(d, 3);
     if (!c->given[OPT_BUCKET]) c->bucket = pick(d, buckets, 5);
     if (!c->given[OPT_DTYPE]) c->dtype = (int)pick(d, dtypes, 5);

@@ -79,6 +79,7 @@ static ra_status check_for_any_file(const settings *s) {
     d.desc.dtype = s->given[OPT_DTYPE] ? (ra_dtype)s->dtype : RA_F32;
     settings plain = *s;
     if (plain.layout == LAYOUT_AUTO) plain.layout = 1 + (int)RA_LAYOUT_CONTIGUOUS;
+    plain.offload = false; /* check_available looks at it */
     ra_status status = describe_files(&plain, 1, &d);
     description_free(&d);
     return status == RA_IO ? RA_INVALID : status;
@@ -87,7 +88,10 @@ static ra_status check_for_any_file(const settings *s) {
 static ra_status check_available(const settings *s) {
     if (s->device == DEVICE_CUDA && ra_cuda_probe(NULL) != RA_OK)
         return ra_fail_context(RA_NOT_AVAILABLE, "--device cuda is not available: ");
-    if (s->offload) return ra_fail(RA_NOT_AVAILABLE, "--offload is not available: it needs a CUDA device");
+    if (s->offload && s->device != DEVICE_CUDA)
+        return ra_fail(RA_NOT_AVAILABLE, "--offload is not available here: it needs --device cuda");
+    if (s->offload && s->ring_size > 1)
+        return ra_fail(RA_NOT_AVAILABLE, "--offload is for one rank, and --ring-size is %lld", (long long)s->ring_size);
     if (s->transport == TRANSPORT_NCCL) return ra_fail(RA_NOT_AVAILABLE, "--transport nccl is not available in this build");
     return RA_OK;
 }
@@ -181,6 +185,7 @@ static void set_options(const settings *s, int ranks, ra_attention_desc *desc) {
     desc->device =
         s->device == DEVICE_CUDA ? RA_DEVICE_CUDA : RA_DEVICE_CPU; /* auto: files and generated data lie in host memory */
     desc->checksum = s->checksum;
+    desc->offload = s->offload;
 }
 
 /* The layout that deals pairs most evenly; contiguous unless another is clearly better, since it moves least. */

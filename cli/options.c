@@ -126,8 +126,9 @@ const option options[OPTION_COUNT] = {
     [OPT_CHECKSUM] = {"checksum", KIND_FLAG, AT(checksum), COMPUTING | SHARED, "", 0, 0, "off",
                       "checks the payload of every message (CRC32C), not only its header",
                       EXPLAINING},
-    [OPT_OFFLOAD] = {"offload", KIND_FLAG, AT(offload), SHARED, "", 0, 0, "off", "CUDA: K/V shards stay in host memory",
-                     SHARED},
+    [OPT_OFFLOAD] = {"offload", KIND_FLAG, AT(offload), SHARED, "", 0, 0, "off",
+                     "CUDA, one rank: tensors stay in pinned host memory and pass through the GPU in blocks of --bucket rows",
+                     PICTURING},
     [OPT_TRACE] = {"trace", KIND_FILE, AT(trace), COMPUTING | SHARED, "FILE", 0, 0, "none", "writes a timeline for Perfetto",
                    EXPLAINING},
 

@@ -1,5 +1,5 @@
-/* A rank's tensors: counted memory of the host or of a device, filled by the generator or from files, addressed by global
- * rows. */
+/* A rank's tensors: counted memory of the host or of a device (with --offload pinned host memory, not counted), filled by the
+ * generator or from files, addressed by global rows. */
 #ifndef CLI_SHARD_H
 #define CLI_SHARD_H
 

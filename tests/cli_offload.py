@@ -1,0 +1,59 @@
+"""--offload without a GPU: tensors stay in host memory, and blocks of them pass through the module that stands in for a GPU."""
+import os
+import sys
+import unittest
+
+import numpy as np
+
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "cli"))
+import kit  # noqa: E402
+
+BUILD = os.environ.get("RA_BUILD", os.path.join(os.path.dirname(__file__), "..", "build"))
+STAND_IN = dict(os.environ, RINGATTN_MODULE_PATH=os.path.join(BUILD, "tests", "stand_in"))
+OFFLOAD = ["--device", "cuda", "--offload"]
+DILATED = ["--segment-lengths", "64,128,256", "--dilation-rates", "1,2,4"]
+
+
+class Offload(kit.Case):
+    def test_values_and_gradients_are_right(self):
+        for more in (["--causal", "--dtype", "bf16"], [*DILATED, "--dtype", "f16", "--kv-heads", 3], ["--dtype", "f32", "--batch", 2]):
+            with self.subTest(more=more):
+                value = self.json("verify", "--seq", 400, "--heads", 3, "--head-dim", 16, "--bucket", 90, *OFFLOAD, *more, env=STAND_IN)
+                self.assertEqual((value["cases"], value["failed"]), (1, 0))
+
+    def test_random_cases_have_one_rank(self):
+        value = self.json("verify", "--cases", 8, "--dtype", "bf16", "--bucket", 40, *OFFLOAD, env=STAND_IN)
+        self.assertEqual((value["cases"], value["failed"]), (8, 0))
+
+    def test_the_gpu_holds_what_was_planned_and_less_than_k_and_v(self):
+        shape = ["--seq", 2048, "--heads", 2, "--head-dim", 16, "--dtype", "bf16", "--causal", "--pass", "both"]
+        kv = 2 * 2048 * 2 * 16 * 2
+        for limit in (kv - 1, kv * 2 // 3):
+            value = self.json("bench", *shape, "--repeat", 1, *OFFLOAD, "--memory-limit", limit, env=STAND_IN)
+            self.assertEqual(value["peak_bytes"], value["planned_bytes"])
+            self.assertLessEqual(value["peak_bytes"], limit)
+            self.assertIn("offload", value["reason"])
+            planned = self.json("plan", *shape, *OFFLOAD, "--memory-limit", limit, env=STAND_IN)
+            self.assertEqual(planned["ranks"][0]["memory_bytes"], value["planned_bytes"])
+
+    def test_a_limit_that_no_block_meets_is_said(self):
+        self.refused(4, "bench", "--seq", 4096, *OFFLOAD, "--memory-limit", 100, says="--memory-limit", env=STAND_IN)
+        self.refused(4, "bench", "--seq", 4096, *OFFLOAD, "--memory-limit", "1M", "--bucket", 4096, says="--memory-limit", env=STAND_IN)
+
+    def test_gradients_of_files_are_those_of_tensors_on_the_gpu(self):
+        rng = np.random.default_rng(5)
+        f = {n: self.save(n + ".npy", rng.standard_normal([1, 300, 2, 16], dtype=np.float32)) for n in ("q", "k", "v", "dout")}
+        inputs = [word for n in f for word in ("--" + n, f[n])]
+        for how, more in (("whole", []), ("blocks", ["--offload", "--bucket", 70])):
+            outputs = [word for n in ("out", "dq", "dk", "dv") for word in ("--" + n, self.path(f"{how}_{n}.npy"))]
+            self.ok("grad", *inputs, *outputs, "--causal", "--device", "cuda", *more, env=STAND_IN)
+        for n in ("out", "dq", "dk", "dv"):
+            np.testing.assert_allclose(self.load(f"blocks_{n}.npy"), self.load(f"whole_{n}.npy"), atol=1e-5)
+
+    def test_what_it_cannot_do_is_said(self):
+        self.refused(6, "bench", "--seq", 64, "--offload", says="--device cuda")
+        self.refused(6, "bench", "--seq", 64, *OFFLOAD, "--ring-size", 2, says="one rank", env=STAND_IN)
+
+
+if __name__ == "__main__":
+    unittest.main()
