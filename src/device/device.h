@@ -58,6 +58,39 @@ typedef struct ra_backward_pass {
     ra_backward_rows rows;
 } ra_backward_pass;
 
+/* A message of an exchange between devices. */
+typedef struct ra_net_message {
+    void *memory; /* of the device */
+    int64_t bytes;
+    int32_t peer;
+    bool receiving;
+} ra_net_message;
+
+enum { RA_NET_NAME_BYTES = 128 }; /* of what names a group of ranks */
+
+/* Messages between devices of any hosts, by a library that comes with the device (NCCL; ring/lane_nccl.c). Nothing here waits:
+ * what takes time is begun, and `poll` says whether it is done. A group is used by one thread at a time; only `abort` may come
+ * from another one. */
+typedef struct ra_net_ops {
+    /* Loads the library; where there is none, it refuses. */
+    ra_status (*load)(int64_t *version);
+    /* "2.28.3" */
+    void (*version_text)(int64_t version, char text[32]);
+    /* Names a group to come: one rank does that, and tells the others. */
+    ra_status (*name)(char name[RA_NET_NAME_BYTES]);
+    /* Begins to join it. *group is NULL if that fails. */
+    ra_status (*join)(const char name[RA_NET_NAME_BYTES], int rank, int ranks, void **group);
+    /* Is what was begun last done? Fails if anything of the group has. */
+    ra_status (*poll)(void *group, bool *done);
+    /* Begins to enqueue messages, which then run beside each other. */
+    ra_status (*exchange)(void *group, const ra_queue *queue, const ra_net_message *messages, int64_t count);
+    /* Begins to leave in peace: done when all that was sent is on its way. Then `close` frees the group. */
+    ra_status (*leave)(void *group);
+    void (*close)(void *group);
+    /* Ends all that the group does on the device, and frees it. May take long. */
+    void (*abort)(void *group);
+} ra_net_ops;
+
 /* How payload gets to and from memory that is the device's own, beside what a call computes (ring/lane.h). */
 typedef struct ra_copy_ops {
     const ra_memory *pinned; /* host memory to and from which copies are asynchronous */
@@ -85,6 +118,8 @@ typedef struct ra_copy_ops {
     ra_status (*raise)(const ra_queue *queue, uint64_t *counter, uint64_t value);
     /* What the queue is given from now on runs once the counter is `value` or more, whoever writes to it. */
     ra_status (*await)(const ra_queue *queue, uint64_t *counter, uint64_t value);
+
+    const ra_net_ops *net; /* between hosts */
 } ra_copy_ops;
 
 /* A pass: lay gives the state its place in memory, without touching it; begin gets the items of the first step (of a single

@@ -64,6 +64,7 @@ static void make_room(ra_entry *entry) {
     if (!entry->plan.kernel->device->copies || view->ranks == 1) return;
     entry->parcels = ra_arena_take(&entry->arena, messages, sizeof(ra_parcel));
     entry->receipts = ra_arena_take(&entry->arena, messages, sizeof(ra_transfer));
+    entry->exchange = ra_arena_take(&entry->arena, messages, sizeof(ra_net_message));
 }
 
 static ra_status make_entry(ra_comm *comm, const ra_attention_desc *desc, const char *key, int64_t key_bytes,

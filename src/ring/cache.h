@@ -22,7 +22,8 @@ typedef struct ra_entry {
     int64_t transfers_most;
     int64_t frames_most[2]; /* bytes of the frames of the rank that has most of them, forward and backward */
     struct ra_parcel *parcels; /* the same, where there is a lane (lane.h), */
-    ra_transfer *receipts;     /* and their receipts */
+    ra_transfer *receipts;     /* their receipts, */
+    struct ra_net_message *exchange; /* and what one exchange of them is made of (lane_nccl.c) */
     int32_t *met;           /* offload, backward: blocks of queries that the keys of each block have met so far */
     ra_stats_data stats;    /* of the latest call */
 } ra_entry;

@@ -10,11 +10,11 @@
 #include "core/log.h"
 #include "core/status.h"
 
-bool ra_lane_wants_staging(void) {
+const char *ra_lane_wish(void) {
     const char *wish = getenv("RINGATTN_LANE");
-    if (!wish || !*wish) return false;
-    if (strcmp(wish, "staged") != 0) ra_log(RA_LOG_WARN, "RINGATTN_LANE is %s, which is not staged, and means nothing", wish);
-    return strcmp(wish, "staged") == 0;
+    if (!wish || !*wish || strcmp(wish, "staged") == 0 || strcmp(wish, "nccl") == 0) return wish ? wish : "";
+    ra_log(RA_LOG_WARN, "RINGATTN_LANE is %s, which is neither staged nor nccl, and means nothing", wish);
+    return "";
 }
 
 /* ------------------------------------------------------------------------------------------------- ranks of one process */
@@ -36,7 +36,7 @@ ra_status ra_together_create(ra_comm **comms, int ranks) {
     pthread_mutex_init(&together->mutex, NULL);
     together->bytes = bytes;
     together->ranks = ranks;
-    together->staged = ra_lane_wants_staging();
+    together->staged = strcmp(ra_lane_wish(), "staged") == 0;
     for (int rank = 0; rank < ranks; rank++) comms[rank]->together = together;
     return RA_OK;
 }
@@ -63,9 +63,12 @@ static void settle(ra_lane *lane) {
     lane->copying = false;
 }
 
-/* Its moments `computed` and `in` are left to peers, if they may have been told of them. */
-static void close_lane(ra_lane *lane, ra_together *together) {
+/* Its moments `computed` and `in` are left to peers, if they may have been told of them. False: the device is stuck, and memory
+ * that it may use is never freed, for that would wait for it. */
+static bool close_lane(ra_lane *lane, ra_together *together) {
     ra_ipc_close(lane->ipc);
+    if (!lane->stuck && !ra_nccl_close(lane->nccl)) lane->stuck = lane->nccl;
+    if (lane->stuck) return false;
     settle(lane);
     ra_brake_close(lane->brake, &lane->queue);
     void *moments[] = {lane->out, lane->computed, lane->in};
@@ -75,11 +78,16 @@ static void close_lane(ra_lane *lane, ra_together *together) {
     if (lane->queue.stream) lane->copies->close(&lane->queue);
     ra_pool_destroy(lane->staging);
     ra_free(lane, sizeof *lane);
+    return true;
 }
 
 void ra_lane_leave(ra_comm *comm) {
-    if (comm->lane) close_lane(comm->lane, comm->together);
-    else if (comm->together) leave(comm->together, NULL, NULL, 0);
+    if (!comm->lane && comm->together) leave(comm->together, NULL, NULL, 0);
+    if (comm->lane && !close_lane(comm->lane, comm->together)) {
+        ra_nccl_keep(comm->lane->stuck);
+        comm->device_pool = NULL;
+    }
+    comm->lane = NULL;
 }
 
 ra_status ra_lane_open(ra_comm *comm, const ra_copy_ops *copies) {
@@ -105,7 +113,7 @@ static const ra_lane_ops *kind_of(const ra_comm *comm, const ra_plan *plan) {
     if (ra_link_is_solo(comm->link)) return &ra_lane_solo;
     if (!comm->lane || plan->config.checksum) return &ra_lane_staged;
     if (comm->together) return comm->together->staged ? &ra_lane_staged : &ra_lane_direct;
-    return comm->lane->ipc ? &ra_lane_ipc : &ra_lane_staged;
+    return comm->lane->ipc ? &ra_lane_ipc : comm->lane->nccl ? &ra_lane_nccl : &ra_lane_staged;
 }
 
 int64_t ra_lane_holds(const ra_comm *comm, const ra_plan *plan, const ra_workspace *workspace) {
@@ -115,12 +123,13 @@ int64_t ra_lane_holds(const ra_comm *comm, const ra_plan *plan, const ra_workspa
 ra_status ra_lane_prepare(ra_comm *comm, ra_pool *pool, const ra_plan *plan, int64_t most) {
     ra_lane *lane = comm->lane;
     if (!lane) return RA_OK;
-    if (ra_lane_undecided(comm, lane->copies)) {
-        RA_TRY(ra_ipc_open(comm, lane->copies, &lane->ipc));
-        lane->decided = true;
-    }
-    if (kind_of(comm, plan) != &ra_lane_ipc || most <= ra_ipc_bytes(lane->ipc)) return RA_OK;
-    return ra_ipc_grow(comm, pool, most, &lane->ipc);
+    const bool undecided = ra_lane_undecided(comm, lane->copies);
+    if (undecided) RA_TRY(ra_ipc_open(comm, lane->copies, &lane->ipc));
+    const bool grows = kind_of(comm, plan) == &ra_lane_ipc && most > ra_ipc_bytes(lane->ipc);
+    if (grows) RA_TRY(ra_ipc_grow(comm, pool, most, &lane->ipc));
+    if ((undecided || grows) && !lane->ipc) RA_TRY(ra_nccl_open(comm, pool, &lane->nccl));
+    lane->decided = true;
+    return RA_OK;
 }
 
 /* Frames of notices and receipts. */
@@ -141,6 +150,7 @@ ra_status ra_lane_begin(ra_call *call, int64_t bytes) {
     ra_lane *lane = call->comm->lane;
     if (!call->device->copies || call->comm->ranks == 1) return RA_OK;
     lane->ops = kind_of(call->comm, call->plan);
+    lane->departed = false;
     call->lane = lane;
     if (lane->ops == &ra_lane_solo) return RA_OK;
     if (lane->ops == &ra_lane_ipc) RA_TRY(ra_ipc_begin(call));
@@ -150,7 +160,11 @@ ra_status ra_lane_begin(ra_call *call, int64_t bytes) {
     void *block;
     RA_TRY(ra_pool_take(lane->staging, bytes, &block));
     call->staging = block;
-    return RA_OK;
+    return lane->ops == &ra_lane_nccl ? ra_nccl_muster(call) : RA_OK;
+}
+
+ra_status ra_lane_depart(ra_call *call) {
+    return call->lane && call->lane->ops->depart && call->transfer_count > 0 ? call->lane->ops->depart(call) : RA_OK;
 }
 
 ra_status ra_lane_settle(ra_call *call) {
@@ -164,7 +178,7 @@ bool ra_lane_end(ra_call *call, ra_status status, bool cancelled) {
     if (status == RA_OK) return true;
     if (lane->ops == &ra_lane_ipc) ra_ipc_fail(call);
     if (lane->ops->announce)
-        return lane->ops == &ra_lane_ipc; /* direct: peers may have notice of it, and copy whenever they like */
+        return lane->ops != &ra_lane_direct; /* direct: peers may have notice of it, and copy whenever they like */
     const ra_sentence kept = ra_sentence_keep();
     lane->copying = lane->copies->record(&lane->queue, &lane->in) == RA_OK;
     const bool joined = lane->copying && lane->copies->wait(&call->queue, lane->in) == RA_OK;

@@ -3,6 +3,7 @@
  *     staged   device -> pinned frame -> link -> pinned frame -> device, over every transport
  *     direct   one copy from the peer's memory into this rank's, where both ranks are of one process
  *     ipc      the same, where all ranks are processes of one host whose devices open each other's memory
+ *     nccl     by the device's own library, between any hosts
  *     solo     made in the device's memory, where a rank is played alone
  *
  * A lane has a queue of its own, so that copies run beside what a call computes:
@@ -27,7 +28,7 @@ struct ra_parcel {
     int64_t payload, step;
     int32_t peer;
     bool receiving;
-    char *notice, *receipt; /* direct, ipc: frames of what goes over the link in its place (lane_notices.c) */
+    char *notice, *receipt; /* direct, ipc, nccl: frames of what goes over the link in its place (lane_notices.c) */
 };
 
 /* What a notice, or a receipt, says. */
@@ -44,6 +45,8 @@ typedef struct ra_note {
 typedef struct ra_lane_ops {
     ra_status (*recv)(ra_call *call, ra_parcel *parcel, const ra_maker *maker);
     ra_status (*send)(ra_call *call, ra_parcel *parcel);
+    /* All messages of the step are posted, and nothing of it is computed yet: NULL if that is no time to do anything. */
+    ra_status (*depart)(ra_call *call);
     /* Waits until all messages of the step are received and sent. */
     ra_status (*wait)(ra_call *call);
 
@@ -58,14 +61,20 @@ typedef struct ra_lane_ops {
     /* All is enqueued: waits until nothing of it waits for a peer any more. NULL: nothing does. */
     ra_status (*settle)(ra_call *call);
 } ra_lane_ops;
-extern const ra_lane_ops ra_lane_staged, ra_lane_direct, ra_lane_ipc, ra_lane_solo;
+extern const ra_lane_ops ra_lane_staged, ra_lane_direct, ra_lane_ipc, ra_lane_nccl, ra_lane_solo;
 
-/* lane_notices.c: the first three functions of lanes of notices. */
+/* lane_notices.c: functions of lanes of notices, */
 ra_status ra_notices_recv(ra_call *call, ra_parcel *parcel, const ra_maker *maker);
 ra_status ra_notices_send(ra_call *call, ra_parcel *parcel);
 ra_status ra_notices_wait(ra_call *call);
+/* and what they are made of: RA_PROTOCOL if a notice that came announces something else than this parcel; post all receipts of
+ * a step; count the payload of its messages instead of their notes. */
+ra_status ra_notices_check(const ra_parcel *parcel);
+ra_status ra_notices_post_receipts(ra_call *call);
+void ra_notices_count(ra_call *call);
 
 typedef struct ra_ipc ra_ipc;     /* lane_ipc.c */
+typedef struct ra_nccl ra_nccl;   /* lane_nccl.c */
 typedef struct ra_brake ra_brake; /* lane_brake.c */
 
 struct ra_lane {
@@ -75,14 +84,17 @@ struct ra_lane {
     void *computed; /* moment of a call: all that it was given when it posted a message */
     void *out, *in; /* moments of the lane: copies out of the device's memory (ipc: a call's latest wait), and into it */
     bool copying;   /* staged: copies to the device read frames until `in` */
+    bool departed;  /* nccl: the messages of this step are enqueued */
     ra_pool *staging;
-    bool decided; /* how processes exchange payload: by this, or staged */
+    bool decided; /* how processes exchange payload: by one of these, or staged */
     ra_ipc *ipc;
+    ra_nccl *nccl;
+    ra_nccl *stuck; /* the device is, in what this began */
     ra_brake *brake; /* NULL: messages come as fast as they can */
 };
 
-/* Does the environment ask for staged lanes (RINGATTN_LANE)? */
-bool ra_lane_wants_staging(void);
+/* The lane that the environment asks for (RINGATTN_LANE): "staged", "nccl", or "" for whatever is best. */
+const char *ra_lane_wish(void);
 
 /* Must ranks still decide on a lane, before calls on this device? */
 bool ra_lane_undecided(const ra_comm *comm, const ra_copy_ops *copies);
@@ -103,6 +115,8 @@ void ra_lane_leave(ra_comm *comm);
 
 /* Begins a call, whose frames are the next `bytes` of its workspace, unless the lane holds them. */
 ra_status ra_lane_begin(ra_call *call, int64_t bytes);
+/* All messages of a step are posted, and its items come next. */
+ra_status ra_lane_depart(ra_call *call);
 /* After the last step. */
 ra_status ra_lane_settle(ra_call *call);
 /* False: the workspace must never serve another call. `cancelled`: the link has let go of all buffers. */
@@ -126,6 +140,15 @@ ra_status ra_ipc_begin(ra_call *call);
 void ra_ipc_fail(ra_call *call);
 /* The link is gone, or has no peers that matter. */
 void ra_ipc_close(ra_ipc *ipc);
+
+/* lane_nccl.c. open: all ranks do this together; *nccl is NULL if one of them cannot, which fails if RINGATTN_LANE is nccl on
+ * any. close, when the link is gone: in peace, or by force if the link was broken; bounded. False: the device is stuck. */
+ra_status ra_nccl_open(ra_comm *comm, ra_pool *pool, ra_nccl **nccl);
+bool ra_nccl_close(ra_nccl *nccl);
+/* A call begins, and will allocate nothing any more. */
+ra_status ra_nccl_muster(ra_call *call);
+/* Keeps what a stuck device may use, the lane and its pool, within reach of a leak checker. */
+void ra_nccl_keep(ra_nccl *nccl);
 
 /* lane_brake.c. open: *brake is NULL unless the environment asks for one. hold: the lane's queue goes on when `bytes` could
  * have come since it got here. close: waits for the lane's queue. Both are safe for NULL. */

@@ -15,7 +15,6 @@
 #include <inttypes.h>
 #include <sched.h>
 #include <stdatomic.h>
-#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -23,18 +22,10 @@
 #include "core/log.h"
 #include "core/shared.h"
 #include "core/status.h"
+#include "ring/council.h"
 #include "ring/lane.h"
 
 #define ENDED INT64_MAX /* more than any number, also for a device that looks at the sign of the difference */
-
-/* What a rank says while ranks decide. */
-typedef struct ballot {
-    int64_t status; /* not RA_OK: it cannot, for this reason */
-    char reason[128];
-    uint64_t host;
-    int64_t process, file; /* of the counters */
-    char handle[RA_HANDLE_BYTES];
-} ballot;
 
 struct ra_ipc {
     const ra_copy_ops *copies;
@@ -46,15 +37,13 @@ struct ra_ipc {
     void *window;  /* from the pool */
     int64_t bytes; /* of every window */
     void *done;    /* moment: the latest call is done with this rank's window */
-    ballot mine, *all;
+    ra_council council;
     void *windows[]; /* of the others, as they are open here */
 };
 
 static int64_t counters_bytes(const ra_comm *comm) {
     return ra_round_up((int64_t)sizeof(uint64_t) * comm->ranks * comm->ranks, 4096);
 }
-
-static int64_t ballots_bytes(const ra_comm *comm) { return (int64_t)sizeof(ballot) * comm->ranks; }
 
 static uint64_t *counter(const ra_ipc *ipc, int from, int to) {
     return (uint64_t *)ipc->counters.memory + (int64_t)from * ipc->comm->ranks + to;
@@ -68,21 +57,9 @@ static void end_waits(void *arg) {
 
 /* ------------------------------------------------------------------------------------------------------ deciding together */
 
-/* Every rank tells the others whether it can; *objector is the first that cannot, or -1. */
-static ra_status vote(ra_ipc *ipc, ra_status status, int *objector) {
-    ra_comm *comm = ipc->comm;
-    ipc->mine.status = status;
-    if (status != RA_OK) snprintf(ipc->mine.reason, sizeof ipc->mine.reason, "%s", ra_last_error());
-    RA_TRY(ra_link_allgather(comm->link, &ipc->mine, ipc->all, (int64_t)sizeof ipc->mine, "plan"));
-    *objector = 0;
-    while (*objector < comm->ranks && ipc->all[*objector].status == RA_OK) ++*objector;
-    if (*objector == comm->ranks) *objector = -1;
-    return RA_OK;
-}
-
 /* May this rank open what the others share? */
 static ra_status check_hosts(const ra_ipc *ipc) {
-    const ballot *all = ipc->all, *mine = &ipc->mine;
+    const ra_ballot *all = ipc->council.all, *mine = &ipc->council.mine;
     for (int rank = 0; rank < ipc->comm->ranks; rank++) {
         if (all[rank].host == 0 || all[rank].host != mine->host)
             return ra_fail(RA_NOT_AVAILABLE, "rank %d is on another host", rank);
@@ -93,20 +70,22 @@ static ra_status check_hosts(const ra_ipc *ipc) {
 }
 
 static ra_status share_counters(ra_ipc *ipc) {
+    const ra_ballot *first = &ipc->council.all[0];
     RA_TRY(check_hosts(ipc));
     if (ipc->comm->rank != 0)
-        RA_TRY(ra_shared_open((pid_t)ipc->all[0].process, (int)ipc->all[0].file, counters_bytes(ipc->comm), &ipc->counters));
+        RA_TRY(ra_shared_open((pid_t)first->process, (int)first->file, counters_bytes(ipc->comm), &ipc->counters));
     RA_TRY(ipc->copies->share(ipc->counters.memory, ipc->counters.bytes));
     ipc->shared = true;
     return RA_OK;
 }
 
 /* All ranks come to the same end: with `ipc`, or without. */
-static ra_status decide(ra_ipc **ipc, ra_status status, int objector) {
-    if (status == RA_OK && objector < 0) return RA_OK;
+static ra_status decide(ra_ipc **ipc, ra_status status) {
+    const ra_council *council = &(*ipc)->council;
+    if (status == RA_OK && council->objector < 0) return RA_OK;
     if (status == RA_OK)
-        ra_log(RA_LOG_INFO, "rank %d: payload between processes is staged in pinned memory, since rank %d says: %.*s",
-               (*ipc)->comm->rank, objector, (int)sizeof(*ipc)->all->reason - 1, (*ipc)->all[objector].reason);
+        ra_log(RA_LOG_INFO, "rank %d: payload between processes does not go by IPC, since rank %d says: %s",
+               council->comm->rank, council->objector, ra_council_objection(council));
     ra_link_on_break((*ipc)->comm->link, NULL, NULL);
     ra_ipc_close(*ipc);
     *ipc = NULL;
@@ -115,32 +94,31 @@ static ra_status decide(ra_ipc **ipc, ra_status status, int objector) {
 
 ra_status ra_ipc_open(ra_comm *comm, const ra_copy_ops *copies, ra_ipc **result) {
     const int64_t size = (int64_t)sizeof(ra_ipc) + comm->ranks * (int64_t)sizeof(void *);
+    ra_council council;
+    RA_TRY(ra_council_open(&council, comm));
     ra_ipc *ipc = ra_calloc(size);
-    ballot *all = ra_calloc(ballots_bytes(comm));
-    if (!ipc || !all) {
-        ra_free(ipc, size);
-        ra_free(all, ballots_bytes(comm));
-        ra_fail(RA_NOMEM, "no memory to agree with %d ranks", comm->ranks);
+    if (!ipc) {
+        ra_council_close(&council);
+        ra_fail(RA_NOMEM, "no memory for a lane");
         ra_link_abort(comm->link, RA_NOMEM, ra_last_error());
         return RA_NOMEM;
     }
-    *ipc = (ra_ipc){.copies = copies, .comm = comm, .size = size, .counters = {.file = -1}, .all = all};
-    ra_status status = RA_OK;
-    int objector = -1;
-    if (ra_lane_wants_staging()) status = ra_fail(RA_NOT_AVAILABLE, "RINGATTN_LANE is staged");
-    else if (comm->rank == 0) status = ra_shared_create(counters_bytes(comm), &ipc->counters);
-    ipc->mine.host = ra_host_id();
-    ipc->mine.process = getpid();
-    ipc->mine.file = ipc->counters.file;
-    status = vote(ipc, status, &objector);
-    if (status == RA_OK && objector < 0) {
+    *ipc = (ra_ipc){.copies = copies, .comm = comm, .size = size, .counters = {.file = -1}, .council = council};
+    const char *wish = ra_lane_wish();
+    ra_status status = *wish ? ra_fail(RA_NOT_AVAILABLE, "RINGATTN_LANE is %s", wish) : RA_OK;
+    if (status == RA_OK && comm->rank == 0) status = ra_shared_create(counters_bytes(comm), &ipc->counters);
+    ipc->council.mine.host = ra_host_id();
+    ipc->council.mine.process = getpid();
+    ipc->council.mine.file = ipc->counters.file;
+    status = ra_council_vote(&ipc->council, status);
+    if (status == RA_OK && ipc->council.objector < 0) {
         ra_status shared = share_counters(ipc);
         if (shared == RA_OK && !ra_link_on_break(comm->link, end_waits, ipc))
             shared = ra_fail(RA_NOT_AVAILABLE, "its transport wants the caller's thread, so that nobody could end waits");
-        status = vote(ipc, shared, &objector);
+        status = ra_council_vote(&ipc->council, shared);
     }
     *result = ipc;
-    return decide(result, status, objector);
+    return decide(result, status);
 }
 
 static void close_windows(ra_ipc *ipc) {
@@ -152,32 +130,29 @@ static void close_windows(ra_ipc *ipc) {
 
 static ra_status make_window(ra_ipc *ipc, int64_t bytes) {
     RA_TRY(ra_pool_take(ipc->pool, bytes, &ipc->window));
-    return ipc->copies->export(ipc->window, ipc->mine.handle);
+    return ipc->copies->export(ipc->window, ipc->council.mine.handle);
 }
 
 static ra_status open_windows(ra_ipc *ipc) {
     for (int rank = 0; rank < ipc->comm->ranks; rank++)
-        if (rank != ipc->comm->rank) RA_TRY(ipc->copies->import(ipc->all[rank].handle, &ipc->windows[rank]));
+        if (rank != ipc->comm->rank) RA_TRY(ipc->copies->import(ipc->council.all[rank].handle, &ipc->windows[rank]));
     return RA_OK;
 }
 
 ra_status ra_ipc_grow(ra_comm *comm, ra_pool *pool, int64_t bytes, ra_ipc **result) {
     ra_ipc *ipc = *result;
-    int objector = -1;
     RA_TRY(ra_comm_usable(comm));
-    ra_status status = RA_OK;
     if (ipc->window) { /* others close it before it goes */
         close_windows(ipc);
-        status = vote(ipc, RA_OK, &objector);
-        if (status != RA_OK) return status;
+        RA_TRY(ra_council_vote(&ipc->council, RA_OK));
         ra_pool_give(ipc->pool, ipc->window);
         ipc->window = NULL;
     }
     ipc->pool = pool;
     ipc->bytes = bytes;
-    status = vote(ipc, make_window(ipc, bytes), &objector);
-    if (status == RA_OK && objector < 0) status = vote(ipc, open_windows(ipc), &objector);
-    status = decide(result, status, objector);
+    ra_status status = ra_council_vote(&ipc->council, make_window(ipc, bytes));
+    if (status == RA_OK && ipc->council.objector < 0) status = ra_council_vote(&ipc->council, open_windows(ipc));
+    status = decide(result, status);
     if (*result)
         ra_log(RA_LOG_INFO, "rank %d: payload between processes goes by IPC, in windows of %" PRId64 " bytes", comm->rank,
                bytes);
@@ -206,7 +181,7 @@ void ra_ipc_close(ra_ipc *ipc) {
     if (ipc->window) ra_pool_give(ipc->pool, ipc->window);
     if (ipc->shared) ipc->copies->unshare(ipc->counters.memory);
     ra_shared_close(&ipc->counters);
-    ra_free(ipc->all, ballots_bytes(ipc->comm));
+    ra_council_close(&ipc->council);
     ra_free(ipc, ipc->size);
 }
 

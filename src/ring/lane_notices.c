@@ -36,20 +36,25 @@ ra_status ra_notices_send(ra_call *call, ra_parcel *parcel) {
                         &call->entry->transfers[parcel - call->entry->parcels]);
 }
 
+ra_status ra_notices_check(const ra_parcel *parcel) {
+    const int64_t bytes = read_note(parcel->notice).bytes;
+    if (bytes == parcel->payload) return RA_OK;
+    return ra_fail(RA_PROTOCOL, "rank %d announced %" PRId64 " bytes where %" PRId64 " are expected", parcel->peer, bytes,
+                   parcel->payload);
+}
+
 static ra_status copy_noticed(ra_call *call, ra_parcel *parcel) {
     const ra_note notice = read_note(parcel->notice);
     const char *payload = NULL;
-    if (notice.bytes != parcel->payload)
-        return ra_fail(RA_PROTOCOL, "rank %d announced %" PRId64 " bytes where %" PRId64 " are expected", parcel->peer,
-                       notice.bytes, parcel->payload);
     ra_lane *lane = call->lane;
+    RA_TRY(ra_notices_check(parcel));
     RA_TRY(lane->ops->find(call, parcel, &notice, &payload));
     RA_TRY(ra_brake_hold(lane->brake, &lane->queue, notice.bytes));
     return lane->copies->copy(&lane->queue, ra_frame_payload(parcel->frame), payload, notice.bytes);
 }
 
 /* Both ends of a message come to its receipt in the order of their messages, as they did to its notice. */
-static ra_status exchange_receipts(ra_call *call) {
+ra_status ra_notices_post_receipts(ra_call *call) {
     ra_comm *comm = call->comm;
     for (int64_t i = 0; i < call->transfer_count; i++) {
         ra_parcel *p = &call->entry->parcels[i];
@@ -64,14 +69,18 @@ static ra_status exchange_receipts(ra_call *call) {
                 ra_link_recv(comm->link, p->peer, comm->received[p->peer]++, p->step, p->receipt, sizeof(ra_note), transfer));
         }
     }
-    return ra_link_wait(comm->link, call->entry->receipts, call->transfer_count, call->phase);
+    return RA_OK;
 }
 
 /* Statistics count the payload, not the notes that the link counted. */
-static void count(ra_call *call, const ra_parcel *parcel) {
+void ra_notices_count(ra_call *call) {
     const int64_t note = (int64_t)sizeof(ra_note);
-    call->counts.bytes_received += note - (parcel->receiving ? parcel->payload : 0);
-    call->counts.bytes_sent += note - (parcel->receiving ? 0 : parcel->payload);
+    for (int64_t i = 0; i < call->transfer_count; i++) {
+        const ra_parcel *p = &call->entry->parcels[i];
+        call->counts.bytes_received += note - (p->receiving ? p->payload : 0);
+        call->counts.bytes_sent += note - (p->receiving ? 0 : p->payload);
+        call->entry->transfers[i].payload = p->payload;
+    }
 }
 
 ra_status ra_notices_wait(ra_call *call) {
@@ -85,14 +94,14 @@ ra_status ra_notices_wait(ra_call *call) {
         receives = true;
     }
     if (receives) RA_TRY(lane->copies->record(&lane->queue, &lane->in));
-    RA_TRY(exchange_receipts(call));
+    RA_TRY(ra_notices_post_receipts(call));
+    RA_TRY(ra_link_wait(call->comm->link, call->entry->receipts, parcels, call->phase));
     if (receives) RA_TRY(lane->copies->wait(&call->queue, lane->in));
     for (int64_t i = 0; i < parcels; i++) {
         ra_parcel *p = &call->entry->parcels[i];
         const ra_note receipt = read_note(p->receipt);
         if (!p->receiving) RA_TRY(lane->ops->heed(call, p, &receipt));
-        count(call, p);
-        call->entry->transfers[i].payload = p->payload;
     }
+    ra_notices_count(call);
     return lane->ops->settle ? lane->copies->record(&call->queue, &lane->out) : RA_OK;
 }

@@ -9,6 +9,7 @@
 ra_status ra_pass_compute(ra_pass *pass, bool last) {
     ra_call *call = &pass->call;
     const ra_item *items = call->entry->items;
+    RA_TRY(ra_lane_depart(call));
     double start = ra_seconds();
     ra_status status = pass->forward ? call->device->forward_step(pass->forward, items, call->item_count, last)
                                      : call->device->backward_step(pass->backward, items, call->item_count);

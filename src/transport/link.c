@@ -157,6 +157,20 @@ ra_status ra_link_set_timeout(ra_link *link, double timeout, double start_timeou
     return status;
 }
 
+double ra_link_timeout(const ra_link *link) {
+    lock(link);
+    const double timeout = link->timeout;
+    unlock(link);
+    return timeout;
+}
+
+double ra_link_start_timeout(const ra_link *link) {
+    lock(link);
+    const double timeout = link->start_timeout;
+    unlock(link);
+    return timeout;
+}
+
 void ra_link_set_mute(ra_link *link) {
     lock(link);
     link->mute = true;

@@ -34,6 +34,9 @@ int ra_link_rank(const ra_link *link);
 int ra_link_size(const ra_link *link);
 const char *ra_link_transport(const ra_link *link);
 ra_status ra_link_set_timeout(ra_link *link, double timeout, double start_timeout);
+/* A rank that is silent for longer is lost; one that has not arrived yet has the second. */
+double ra_link_timeout(const ra_link *link);
+double ra_link_start_timeout(const ra_link *link);
 /* Seconds that a call may last even if all peers are alive; 0: no limit. */
 ra_status ra_link_set_call_timeout(ra_link *link, double seconds);
 void ra_link_set_checksum(ra_link *link, bool payload_crc);

@@ -38,9 +38,9 @@ def _type_of(text, structs):
 
 
 def _arguments(text):
-    """(type, name) of the parameters in "(const ra_problem *problem, bool single)"."""
-    found = []
-    for part in text.strip("()").split(","):
+    """(type, name) of the parameters in "(const ra_problem *problem, bool single)"; none in "(void)"."""
+    found, text = [], text.strip("()")
+    for part in text.split(",") if text != "void" else ():
         kind, _, name = part.strip().rpartition(" ")
         found.append((kind + "*" * name.count("*"), name.strip("*")))
     return found

@@ -283,12 +283,12 @@ class capture:
 class GroupsOfProcesses(unittest.TestCase):
     """Each check of groups_worker.py, in one start of torchrun for each number of ranks and backend."""
 
-    def hold(self, ranks, backend):
+    def hold(self, ranks, backend, **variables):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "results.json"
             command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "--master-port", "0"]
             command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", str(HERE / "groups_worker.py")]
-            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+            environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1", **variables}
             done = subprocess.run([*command, path, backend], capture_output=True, text=True, timeout=600, env=environment)
             found = json.loads(path.read_text()) if path.exists() else {}
         for name, told in found.items():
@@ -308,6 +308,14 @@ class GroupsOfProcesses(unittest.TestCase):
     @unittest.skipUnless(GPU, "needs a GPU")
     def test_2_processes_over_nccl(self):
         self.hold(2, "nccl")
+
+    @unittest.skipUnless(GPU or os.environ.get("RINGATTN_LONG"), "tests/mpi has this lane on the stand-in")
+    def test_2_processes_whose_lane_is_nccl(self):
+        """On a GPU by the NCCL that torch has loaded."""
+        library = {} if GPU else {"RINGATTN_NCCL": os.environ["RINGATTN_CUDA_LIBRARY"]}
+        self.hold(2, "gloo", RINGATTN_LANE="nccl", **library)
+        if GPU:
+            self.hold(2, "nccl", RINGATTN_LANE="nccl")
 
 
 if __name__ == "__main__":

@@ -138,21 +138,23 @@ def on_gpus(directory, lane):
         modules.mkdir()
         for module in (*build.glob("ringattn_mpi_*.so"), build / "tests/stand_in/libringattn_cuda.so"):
             (modules / module.name).symlink_to(module)
-    return {"RINGATTN_MODULE_PATH": str(modules), "ON_GPU": "1", "RINGATTN_LANE": "staged" if lane == "staged" else "",
-            "RINGATTN_DEBUG": "info"}
+    variables = {"RINGATTN_MODULE_PATH": str(modules), "ON_GPU": "1", "RINGATTN_LANE": "" if lane == "ipc" else lane,
+                 "RINGATTN_DEBUG": "info"}
+    return {**variables, "RINGATTN_NCCL": str(modules / "libringattn_cuda.so")} if lane == "nccl" else variables
 
 
 def gpus(directory):
     """Ranks on GPUs: the same bits by every lane; where one rank cannot open the others' memory, all stage."""
     cases = 300 if LONG else 8
     for ranks in (2, 3, 4):
-        for lane in ("ipc", "staged"):
+        for lane in ("ipc", "nccl", "staged"):
             done = note(all_well(Job(directory, ranks, "attention", cases, variables=on_gpus(directory, lane)), limit=600))
             if not done.endswith(f"cases by {lane}"):
                 sys.exit(f"FAILED: {ranks} ranks: {done}, not by {lane}")
             print(f"{ranks} ranks: {done}, the same bits as over threads")
-    slow = {**on_gpus(directory, "ipc"), "RINGATTN_STAND_IN_STEP_MS": "10"}  # a call begins before the one before is done
-    print(f"3 ranks, slow steps: {note(all_well(Job(directory, 3, 'attention', 5, variables=slow)))}, the same bits")
+    for lane in ("ipc", "nccl"):
+        slow = {**on_gpus(directory, lane), "RINGATTN_STAND_IN_STEP_MS": "10"}  # a call begins before the one before is done
+        print(f"3 ranks, slow steps: {note(all_well(Job(directory, 3, 'attention', 5, variables=slow)))}, the same bits")
     for refuser in (0, 2):
         job = Job(directory, 3, "attention", 5, variables={**on_gpus(directory, "ipc"), "REFUSER": str(refuser)})
         reports = all_well(job)
@@ -166,10 +168,10 @@ def gpus(directory):
 def gpu_faults(directory):
     """The same as `faults` on GPUs that lag behind their hosts: nothing hangs, and no result looks like one."""
     matrix = [(lane, ranks, victim, step, how, direction)
-              for lane in ("ipc", "staged") for ranks in (2, 3) for victim in range(ranks) for step in (-1, *range(8))
+              for lane in ("ipc", "nccl", "staged") for ranks in (2, 3) for victim in range(ranks) for step in (-1, *range(8))
               for how in ("kill", "stop", "error") for direction in ("forward", "backward")
-              if (step >= 0 or (lane == "ipc" and (how, direction) in (("stop", "forward"), ("kill", "backward"))))
-              and (LONG or (lane == "ipc" and (step < 0 or (3 * victim + step + len(how) + len(direction)) % 16 == ranks)))]
+              if (step >= 0 or (lane != "staged" and (how, direction) in (("stop", "forward"), ("kill", "backward"))))
+              and (LONG or (lane != "staged" and (step < 0 or (3 * victim + step + len(how) + len(direction)) % 16 == ranks)))]
     before, at_once = set(os.listdir("/dev/shm")), 3
     for begin in range(0, len(matrix), at_once):
         jobs = []

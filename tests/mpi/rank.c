@@ -281,7 +281,10 @@ static void one_case(ra_comm *comm, const test_case *c) {
     test_data_free(&data);
 }
 
-static const char *lane_of(const ra_comm *comm) { return !comm->lane ? "the link" : comm->lane->ipc ? "ipc" : "staged"; }
+static const char *lane_of(const ra_comm *comm) {
+    const ra_lane *lane = comm->lane;
+    return !lane ? "the link" : lane->ipc ? "ipc" : lane->nccl ? "nccl" : "staged";
+}
 
 /* Of memory that the stand-in made or opened, and of counters. */
 static int mappings(void) {

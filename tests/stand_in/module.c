@@ -22,6 +22,9 @@ int64_t ra_cuda_backend_layout(char *text, int64_t capacity) { return ra_layout_
 
 /* ---------------------------------------------------------------------------------------------------------------- device */
 
+/* Its own (nccl.c) is used where RINGATTN_NCCL names it, and never a real one. */
+const char *ra_cuda_backend_nccl(void) { return NULL; }
+
 ra_status ra_cuda_backend_probe(ra_cuda_device *device, ra_cuda_error *error) {
     (void)error;
     if (device) *device = (ra_cuda_device){.name = "stand-in for a GPU", .major = 8, .processors = 1, .memory = 1 << 30};

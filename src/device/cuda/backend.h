@@ -87,6 +87,8 @@ typedef struct ra_cuda_error {
     /* What is enqueued from now on runs after the event as it was recorded last. Has that happened? */                        \
     X(ra_status, wait, (void *stream, void *event, ra_cuda_error *error))                                                      \
     X(ra_status, passed, (void *event, bool *passed, ra_cuda_error *error))                                                    \
+    /* The file of the NCCL that goes with this device; NULL: none does. */                                                   \
+    X(const char *, nccl, (void))                                                                                              \
     /* Between processes: see ra_copy_ops. A handle has RA_HANDLE_BYTES. */                                                    \
     X(ra_status, export, (void *memory, char *handle, ra_cuda_error *error))                                                   \
     X(ra_status, import, (const char *handle, void **memory, ra_cuda_error *error))                                            \

@@ -147,6 +147,7 @@ static const ra_copy_ops copies = {
     .unshare = ra_cuda_unshare,
     .raise = raise_counter,
     .await = await_counter,
+    .net = &ra_cuda_net_ops,
 };
 
 const ra_device_ops ra_cuda_device_ops = {

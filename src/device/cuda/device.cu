@@ -43,6 +43,8 @@ ra_status raise_shared(const Variant *variant, const void *kernel, const Device 
 
 } // namespace ra
 
+extern "C" const char *ra_cuda_backend_nccl(void) { return "libnccl.so.2"; }
+
 extern "C" int64_t ra_cuda_backend_layout(char *text, int64_t capacity) { return ra_layout_text(text, capacity); }
 
 extern "C" ra_status ra_cuda_backend_probe(ra_cuda_device *device, ra_cuda_error *error) {

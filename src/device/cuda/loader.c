@@ -96,6 +96,8 @@ static int64_t backward_scratch(const ra_problem *problem, int workers) {
     return loaded ? backend.scratch(problem, true) : 0;
 }
 
+const char *ra_cuda_nccl(void) { return loaded ? backend.nccl() : NULL; }
+
 bool ra_cuda_capturing(void *stream) { return loaded && backend.capturing(stream); }
 
 ra_status ra_cuda_fill(const ra_forward_step *step) {

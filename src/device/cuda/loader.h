@@ -33,6 +33,9 @@ ra_status ra_cuda_share(void *counters, int64_t bytes);
 void ra_cuda_unshare(void *counters);
 ra_status ra_cuda_raise(void *stream, uint64_t *counter, uint64_t value);
 ra_status ra_cuda_await(void *stream, uint64_t *counter, uint64_t value);
+/* The file of the NCCL that goes with the device; NULL: none does. */
+const char *ra_cuda_nccl(void);
+extern const ra_net_ops ra_cuda_net_ops; /* nccl.c */
 /* Is the stream being captured into a graph? */
 bool ra_cuda_capturing(void *stream);
 

@@ -1,0 +1,264 @@
+/* NCCL: ranks on any hosts. A step's messages are one exchange, a single kernel of the library on each rank, which waits for
+ * the kernels of its peers. So hosts meet first. All muster when a call begins: from then on no host waits for a device until
+ * it has enqueued its last exchange, and what one rank has enqueued never waits for a host that is held up, say, in cudaFree
+ * behind that very kernel. Then, step by step, the sender of a message gives notice of it and the receiver answers, so that
+ * lost and disagreeing ranks are found before anything is enqueued. Steps come in the same order on all ranks, and each is
+ * complete in itself, so the earliest exchange that is not done has all its ends on the way.
+ *
+ *     host     notices, receipts | exchange | step h ...
+ *     lane                wait for computed | send, receive |
+ *     call     ... pack          | step h                   | wait | step h + 1
+ *
+ * The exchange is enqueued before the step's kernel, which may fill the device: it would have to wait for that to end.
+ *
+ * One group spans all ranks: it has one name and one end, and the library connects two ranks when they first exchange
+ * something, so that a ring has two connections a rank whatever the number of ranks.
+ *
+ * When the link breaks, its thread has the group aborted (lane_nccl_end.c): kernels that wait for a lost rank end, with
+ * whatever is in their buffers. That may happen to a call whose host has not noticed, so a call ends by waiting until its last
+ * exchange is done, and looks at the link once more. */
+#include <sched.h>
+#include <string.h>
+#include <time.h>
+
+#include "core/alloc.h"
+#include "core/clock.h"
+#include "core/log.h"
+#include "core/status.h"
+#include "ring/lane_nccl.h"
+
+#define VERDICT 0.9 /* seconds beyond the timeout within which the link names a lost rank */
+
+/* --------------------------------------------------------------------------------------------------------------- waiting */
+
+/* Is the library done with what it was given? A failure may be the first sign of a lost rank, which the link will name: while
+ * that may be, nothing is done (`hopes`). */
+static ra_status look(ra_nccl *nccl, bool hopes, bool *done) {
+    *done = false;
+    if (!ra_nccl_enter(nccl)) return ra_link_status(nccl->comm->link);
+    const ra_status status = nccl->net->poll(nccl->group, done);
+    ra_nccl_exit(nccl);
+    if (status == RA_OK) return RA_OK;
+    if (nccl->failed == 0) {
+        nccl->failed = ra_seconds();
+        nccl->why = ra_sentence_keep();
+    }
+    if (hopes && ra_seconds() - nccl->failed < ra_link_timeout(nccl->comm->link) + VERDICT) return RA_OK;
+    return ra_fail(status, "%s", nccl->why.text);
+}
+
+/* Waits until the library is done, or if there is a moment, until that has come. `limit`: in seconds; 0: none. */
+static ra_status await(ra_nccl *nccl, void *moment, bool hopes, double limit) {
+    enum { EAGER = 64 }; /* looks before the thread goes to sleep between them */
+    const double until = ra_seconds() + limit;
+    for (int looks = 0;; looks++) {
+        bool done = false;
+        RA_TRY(look(nccl, hopes, &done));
+        if (moment) RA_TRY(nccl->lane->copies->passed(moment, &done));
+        if (done) return RA_OK;
+        if (!ra_link_poll(nccl->comm->link)) return ra_link_status(nccl->comm->link);
+        if (limit > 0 && ra_seconds() > until) return ra_fail(RA_TIMEOUT, "NCCL was not ready within %.3g s", limit);
+        if (looks < EAGER) sched_yield();
+        else nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+    }
+}
+
+static ra_status exchange(ra_nccl *nccl, const ra_net_message *messages, int64_t count, bool hopes, double limit) {
+    if (!ra_nccl_enter(nccl)) return ra_link_status(nccl->comm->link);
+    const ra_status status = nccl->net->exchange(nccl->group, &nccl->lane->queue, messages, count);
+    ra_nccl_exit(nccl);
+    RA_TRY(status);
+    RA_TRY(await(nccl, NULL, hopes, limit)); /* until then the library may not have enqueued it */
+    return nccl->lane->copies->record(&nccl->lane->queue, &nccl->lane->in);
+}
+
+/* -------------------------------------------------------------------------------------------------------- deciding together */
+
+static void abort_group(void *nccl) { ra_nccl_ask(nccl, RA_NCCL_ABORT); }
+
+static ra_status load(ra_nccl *nccl) {
+    nccl->council.mine.insists = strcmp(ra_lane_wish(), "nccl") == 0;
+    if (strcmp(ra_lane_wish(), "staged") == 0) return ra_fail(RA_NOT_AVAILABLE, "RINGATTN_LANE is staged");
+    RA_TRY(nccl->net->load(&nccl->council.mine.version));
+    if (!ra_link_on_break(nccl->comm->link, abort_group, nccl))
+        return ra_fail(RA_NOT_AVAILABLE, "its transport wants the caller's thread, so that nobody could end waits");
+    return RA_OK;
+}
+
+/* All have the same version; the first rank names the group. */
+static ra_status name(ra_nccl *nccl) {
+    const int64_t mine = nccl->council.mine.version;
+    for (int rank = 0; rank < nccl->comm->ranks; rank++) {
+        const int64_t other = nccl->council.all[rank].version;
+        char texts[2][32];
+        if (other == mine) continue;
+        nccl->net->version_text(mine, texts[0]);
+        nccl->net->version_text(other, texts[1]);
+        return ra_fail(RA_NOT_AVAILABLE, "it has NCCL %s, and rank %d has %s", texts[0], rank, texts[1]);
+    }
+    return nccl->comm->rank == 0 ? nccl->net->name(nccl->council.mine.name) : RA_OK;
+}
+
+/* In a call: a rank that dies meanwhile is found. */
+static void begin_call(const ra_comm *comm) { ra_link_begin(comm->link, "plan", &(ra_subject){.text = ""}); }
+
+enum { FEW = 256 };
+
+/* Memory for the trial is taken first: nobody allocates or frees while others try. */
+static ra_status join(ra_nccl *nccl) {
+    ra_comm *comm = nccl->comm;
+    RA_TRY(ra_pool_take(nccl->pool, 2 * FEW, &nccl->trial));
+    begin_call(comm);
+    ra_status status = nccl->net->join(nccl->council.all[0].name, comm->rank, comm->ranks, &nccl->group);
+    if (nccl->group && ra_nccl_start(nccl) != RA_OK) { /* the thread finds the group that it is to end */
+        status = RA_NOMEM;
+        nccl->net->abort(nccl->group);
+        nccl->group = NULL;
+    }
+    if (status == RA_OK) status = await(nccl, NULL, false, ra_link_start_timeout(comm->link));
+    ra_link_end(comm->link);
+    return status;
+}
+
+/* A few bytes around the ring: what cannot work shows now, and neighbours are connected before the first call. */
+static ra_status try_out(ra_nccl *nccl) {
+    ra_comm *comm = nccl->comm;
+    const double limit = ra_link_start_timeout(comm->link);
+    const ra_net_message messages[] = {
+        {.memory = nccl->trial, .bytes = FEW, .peer = (comm->rank + comm->ranks - 1) % comm->ranks, .receiving = true},
+        {.memory = (char *)nccl->trial + FEW, .bytes = FEW, .peer = (comm->rank + 1) % comm->ranks}};
+    begin_call(comm);
+    ra_status status = exchange(nccl, messages, 2, false, limit);
+    if (status == RA_OK) status = await(nccl, nccl->lane->in, false, limit);
+    ra_link_end(comm->link);
+    return status;
+}
+
+/* All ranks come to the same end: with NCCL, or without. */
+static ra_status decide(ra_nccl **result, ra_status status) {
+    ra_nccl *nccl = *result;
+    const ra_council *council = &nccl->council;
+    const ra_comm *comm = nccl->comm;
+    ra_pool *pool = nccl->pool;
+    void *trial = nccl->trial;
+    if (status == RA_OK && council->objector < 0) {
+        char text[32];
+        ra_pool_give(pool, trial);
+        nccl->net->version_text(council->mine.version, text);
+        ra_log(RA_LOG_INFO, "rank %d: payload between processes goes by NCCL %s", comm->rank, text);
+        return RA_OK;
+    }
+    bool insists = false;
+    for (int rank = 0; status == RA_OK && rank < comm->ranks; rank++) insists |= council->all[rank].insists != 0;
+    if (status == RA_OK && !insists)
+        ra_log(RA_LOG_INFO, "rank %d: payload between processes is staged in pinned memory, since rank %d says: %s",
+               comm->rank, council->objector, ra_council_objection(council));
+    if (insists)
+        status = ra_fail(RA_NOT_AVAILABLE, "RINGATTN_LANE asks for NCCL, and rank %d says: %s", council->objector,
+                         ra_council_objection(council));
+    const ra_sentence kept = ra_sentence_keep();
+    ra_link_on_break(comm->link, NULL, NULL);
+    ra_nccl_ask(nccl, RA_NCCL_ABORT);
+    if (!ra_nccl_close(nccl)) comm->lane->stuck = nccl;
+    else if (trial) ra_pool_give(pool, trial);
+    ra_sentence_restore(&kept);
+    *result = NULL;
+    return status;
+}
+
+static ra_status decline(ra_comm *comm) {
+    ra_fail(RA_NOMEM, "no memory for a lane");
+    ra_link_abort(comm->link, RA_NOMEM, ra_last_error());
+    return RA_NOMEM;
+}
+
+ra_status ra_nccl_open(ra_comm *comm, ra_pool *pool, ra_nccl **result) {
+    ra_council council;
+    RA_TRY(ra_council_open(&council, comm));
+    ra_nccl *nccl = ra_calloc(sizeof *nccl);
+    if (!nccl) {
+        ra_council_close(&council);
+        return decline(comm);
+    }
+    *nccl = (ra_nccl){
+        .net = comm->lane->copies->net, .comm = comm, .lane = comm->lane, .council = council, .pool = pool};
+    nccl->patience = ra_link_timeout(comm->link);
+    pthread_mutex_init(&nccl->mutex, NULL);
+    ra_cond_init(&nccl->changed);
+    *result = nccl;
+    ra_council *votes = &nccl->council;
+    ra_status status = ra_council_vote(votes, load(nccl));
+    if (status == RA_OK && votes->objector < 0) status = ra_council_vote(votes, name(nccl));
+    if (status == RA_OK && votes->objector < 0) status = ra_council_vote(votes, join(nccl));
+    if (status == RA_OK && votes->objector < 0) status = ra_council_vote(votes, try_out(nccl));
+    return decide(result, status);
+}
+
+/* ----------------------------------------------------------------------------------------------------------------- calls */
+
+/* Returns when every rank has come here: in round i each hears from the rank 2^i before it, and so of twice as many. */
+ra_status ra_nccl_muster(ra_call *call) {
+    ra_comm *comm = call->comm;
+    ra_transfer *transfers = call->entry->transfers;
+    char *in = call->staging, *out = call->staging + ra_frame_bytes((int64_t)sizeof(ra_note));
+    for (int apart = 1; apart < comm->ranks; apart *= 2) {
+        const int from = (comm->rank + comm->ranks - apart) % comm->ranks, to = (comm->rank + apart) % comm->ranks;
+        for (int i = 0; i < 2; i++) transfers[i] = call->entry->receipts[i] = (ra_transfer){0};
+        call->transfer_count = 2;
+        RA_TRY(ra_link_recv(comm->link, from, comm->received[from]++, 0, in, 0, &transfers[0]));
+        RA_TRY(ra_link_send(comm->link, to, comm->sent[to]++, 0, out, 0, &transfers[1]));
+        RA_TRY(ra_link_wait(comm->link, transfers, 2, call->phase));
+        call->transfer_count = 0;
+    }
+    return RA_OK;
+}
+
+/* The notice says all; the answer, that the receiver is there. */
+static ra_status nothing_more(ra_call *call, const ra_parcel *parcel, ra_note *note) {
+    (void)call, (void)parcel, (void)note;
+    return RA_OK;
+}
+
+static ra_status nccl_depart(ra_call *call) {
+    ra_lane *lane = call->lane;
+    ra_entry *entry = call->entry;
+    const int64_t count = call->transfer_count;
+    if (lane->departed) return RA_OK;
+    RA_TRY(ra_notices_post_receipts(call));
+    RA_TRY(ra_link_wait(call->comm->link, entry->transfers, count, call->phase));
+    RA_TRY(ra_link_wait(call->comm->link, entry->receipts, count, call->phase));
+    for (int64_t i = 0; i < count; i++) {
+        const ra_parcel *p = &entry->parcels[i];
+        if (p->receiving) RA_TRY(ra_notices_check(p));
+        entry->exchange[i] = (ra_net_message){ra_frame_payload(p->frame), p->payload, p->peer, p->receiving};
+    }
+    RA_TRY(exchange(lane->nccl, entry->exchange, count, true, 0));
+    lane->departed = true;
+    return RA_OK;
+}
+
+static ra_status nccl_wait(ra_call *call) {
+    ra_lane *lane = call->lane;
+    RA_TRY(nccl_depart(call));
+    RA_TRY(lane->copies->wait(&call->queue, lane->in));
+    lane->departed = false;
+    ra_notices_count(call);
+    return RA_OK;
+}
+
+static ra_status nccl_settle(ra_call *call) {
+    ra_nccl *nccl = call->lane->nccl;
+    nccl->patience = ra_link_timeout(call->comm->link);
+    RA_TRY(await(nccl, call->lane->in, true, 0));
+    return ra_link_status(call->comm->link); /* of a link that broke before, waits were ended */
+}
+
+const ra_lane_ops ra_lane_nccl = {
+    .recv = ra_notices_recv,
+    .send = ra_notices_send,
+    .depart = nccl_depart,
+    .wait = nccl_wait,
+    .announce = nothing_more,
+    .acknowledge = nothing_more,
+    .settle = nccl_settle,
+};
