@@ -5,7 +5,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "core/clock.h"
 #include "device_case.h"
+#include "ringattn_cuda.h"
 
 /* Direct, and by NCCL over a caller's transport. */
 static void nccl_gives_the_same_bits(void **state) {
@@ -36,12 +38,142 @@ static void nccl_gives_the_same_bits(void **state) {
     }
 }
 
+/* ---------------------------------------------------------------------------------------------------------------- faults */
+
+enum { ROWS = 16, HEADS = 2, DIM = 16, NUMBERS = ROWS * HEADS * DIM, RANKS = 3 };
+
+/* A ring of RANKS in which NCCL fails in some way. */
+typedef struct hand {
+    test_ring ring;
+    float q[RANKS][NUMBERS], out[RANKS][NUMBERS];
+    ra_status status[RANKS];
+    char error[RANKS][512];
+    double seconds[RANKS];
+} hand;
+
+static void call_by_hand(void *arg, int rank) {
+    hand *h = arg;
+    ra_attention_desc desc;
+    ra_attention_desc_init(&desc);
+    desc.batch = 1;
+    desc.seq_q = desc.seq_k = ROWS * RANKS;
+    desc.heads = HEADS;
+    desc.head_dim = DIM;
+    desc.bucket = ROWS / 2;
+    desc.schedule = RA_SCHEDULE_RING;
+    desc.device = RA_DEVICE_CUDA;
+    ra_plan *plan = NULL;
+    const double begin = ra_seconds();
+    ra_status status = ra_plan_create(h->ring.comms[rank], &desc, &plan);
+    const ra_tensor q = ra_tensor_bnhd(h->q[rank], ROWS, HEADS, DIM);
+    const ra_forward_args args = {
+        .q = q, .k = q, .v = q, .out = ra_tensor_bnhd(h->out[rank], ROWS, HEADS, DIM), .stream = &h->out[rank]};
+    if (status == RA_OK) status = ra_forward(plan, &args);
+    h->seconds[rank] = ra_seconds() - begin;
+    h->status[rank] = status;
+    snprintf(h->error[rank], sizeof h->error[rank], "%s", ra_last_error());
+    ra_plan_destroy(plan);
+}
+
+/* Runs it with a fault of the stand-in's (tests/stand_in/nccl.c). */
+static hand *run_with(const char *fault, double timeout) {
+    static hand h;
+    h = (hand){0};
+    for (int rank = 0; rank < RANKS; rank++)
+        for (int i = 0; i < NUMBERS; i++) h.q[rank][i] = (float)((i * 37 + rank * 11) % 17 - 8) / 8;
+    setenv("RINGATTN_STAND_IN_NCCL", fault, 1);
+    test_ring_open(&h.ring, RANKS, TEST_CUSTOM);
+    for (int rank = 0; rank < RANKS; rank++) assert_int_equal(ra_comm_set_timeout(h.ring.comms[rank], timeout, timeout), RA_OK);
+    test_ring_each(&h.ring, call_by_hand, &h);
+    return &h;
+}
+
+static void end(hand *h) {
+    test_ring_close(&h->ring);
+    unsetenv("RINGATTN_STAND_IN_NCCL");
+}
+
+static void expect(const hand *h, ra_status status, const char *sentence, double seconds) {
+    for (int rank = 0; rank < RANKS; rank++) {
+        if (h->status[rank] != status || !strstr(h->error[rank], sentence) || h->seconds[rank] > seconds)
+            fail_msg("rank %d: %s after %.2f s: %s", rank, ra_status_name(h->status[rank]), h->seconds[rank], h->error[rank]);
+    }
+}
+
+static void expect_no_numbers(const hand *h) {
+    for (int rank = 0; rank < RANKS; rank++) {
+        assert_int_equal(ra_cuda_synchronize((void *)&h->out[rank]), RA_OK); /* the stream runs on */
+        for (int i = 0; i < NUMBERS; i++) assert_true(isnan(h->out[rank][i]));
+    }
+}
+
+static void expect_numbers(hand *h, const hand *right) {
+    for (int rank = 0; rank < RANKS; rank++) assert_int_equal(ra_cuda_synchronize(&h->out[rank]), RA_OK);
+    assert_memory_equal(h->out, right->out, sizeof h->out);
+}
+
+static void a_kernel_that_never_ends_is_a_timeout(void **state) {
+    (void)state;
+    for (int64_t number = 1; number < 4; number += 2) {
+        char fault[32];
+        snprintf(fault, sizeof fault, "stuck:1:%d", (int)number);
+        hand *h = run_with(fault, 0.4);
+        expect(h, RA_TIMEOUT, "their devices have waited for each other for", 0.4 + 1.5);
+        expect_no_numbers(h);
+        end(h);
+    }
+}
+
+static void a_failure_that_no_rank_has_died_of_is_told_by_the_rank_that_has_it(void **state) {
+    (void)state;
+    hand *h = run_with("fails:1:2", 0.4);
+    expect(h, RA_DEVICE, "NCCL failed: remote process error: the stand-in says so", 0.4 + 2);
+    for (int rank = 0; rank < RANKS; rank++) assert_true(rank == 1 || strstr(h->error[rank], "rank 1 gave up"));
+    expect_no_numbers(h);
+    end(h);
+}
+
+static void ranks_for_whom_nccl_does_not_start_stage_or_say_why_not(void **state) {
+    (void)state;
+    static hand right;
+    for (int insists = 0; insists < 2; insists++) {
+        setenv("RINGATTN_LANE", insists ? "nccl" : "staged", 1);
+        hand *h = run_with("", 60);
+        for (int rank = 0; rank < RANKS; rank++) assert_int_equal(ra_cuda_synchronize(&h->out[rank]), RA_OK);
+        right = *h;
+        end(h);
+        if (!insists) unsetenv("RINGATTN_LANE");
+        h = run_with("starts:2", 0.3);
+        if (insists) expect(h, RA_NOT_AVAILABLE, "asks for NCCL, and rank 0 says: NCCL was not ready within 0.3 s", 1.5);
+        else expect_numbers(h, &right);
+        end(h);
+        h = run_with("stuck:1", 0.3); /* from the trial on */
+        if (insists) expect(h, RA_NOT_AVAILABLE, "asks for NCCL, and rank 1 says: NCCL was not ready within 0.3 s", 1.5);
+        else expect_numbers(h, &right);
+        end(h);
+    }
+}
+
+/* Last, for a stream of the stand-in stays stuck, and nothing of the other ranks, who share its device, can be freed. */
+static void an_abort_that_never_ends_is_given_up(void **state) {
+    (void)state;
+    hand *h = run_with("endless:1:2", 0.4);
+    expect(h, RA_TIMEOUT, "their devices have waited for each other for", 0.4 + 1.5);
+    const double begin = ra_seconds();
+    ra_comm_destroy(h->ring.comms[1]);
+    assert_true(ra_seconds() - begin < 2 * 0.4 + 1.5);
+}
+
 int main(void) {
     setenv("RINGATTN_MODULE_PATH", STAND_IN, 1);
     setenv("RINGATTN_NCCL", STAND_IN "/libringattn_cuda.so", 1);
     setenv("RINGATTN_LANE", "nccl", 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nccl_gives_the_same_bits),
+        cmocka_unit_test(a_kernel_that_never_ends_is_a_timeout),
+        cmocka_unit_test(a_failure_that_no_rank_has_died_of_is_told_by_the_rank_that_has_it),
+        cmocka_unit_test(ranks_for_whom_nccl_does_not_start_stage_or_say_why_not),
+        cmocka_unit_test(an_abort_that_never_ends_is_given_up),
     };
     return cmocka_run_group_tests_name("rings by NCCL", tests, NULL, NULL);
 }

@@ -16,8 +16,14 @@
  *
  * When the link breaks, its thread has the group aborted (lane_nccl_end.c): kernels that wait for a lost rank end, with
  * whatever is in their buffers. That may happen to a call whose host has not noticed, so a call ends by waiting until its last
- * exchange is done, and looks at the link once more. */
+ * exchange is done, and looks at the link once more.
+ *
+ * Ranks that are all alive may still wait for ever, when the library does. The lane's queue counts the exchanges that it begins
+ * and those that are done, so a host that waits knows whether its device waits for others, or still computes; it tells the
+ * link, which finds out when all do (ra_link_set_stalled). */
+#include <math.h>
 #include <sched.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
@@ -28,6 +34,9 @@
 #include "ring/lane_nccl.h"
 
 #define VERDICT 0.9 /* seconds beyond the timeout within which the link names a lost rank */
+#define SLOWEST 1e6 /* bytes a second: an exchange may take this long while nothing else is known of it */
+
+enum { BEGUN, DONE, COUNTERS_BYTES = 4096 };
 
 /* --------------------------------------------------------------------------------------------------------------- waiting */
 
@@ -47,29 +56,63 @@ static ra_status look(ra_nccl *nccl, bool hopes, bool *done) {
     return ra_fail(status, "%s", nccl->why.text);
 }
 
-/* Waits until the library is done, or if there is a moment, until that has come. `limit`: in seconds; 0: none. */
-static ra_status await(ra_nccl *nccl, void *moment, bool hopes, double limit) {
-    enum { EAGER = 64 }; /* looks before the thread goes to sleep between them */
-    const double until = ra_seconds() + limit;
+static uint64_t *counter(const ra_nccl *nccl, int which) { return (uint64_t *)nccl->progress.memory + which; }
+
+static uint64_t read_counter(const ra_nccl *nccl, int which) {
+    return atomic_load((_Atomic uint64_t *)counter(nccl, which));
+}
+
+/* Since when the device has done nothing but wait for others; 0: it does something else. */
+static double device_stalled(ra_nccl *nccl) {
+    const uint64_t done = read_counter(nccl, DONE), begun = read_counter(nccl, BEGUN);
+    if (nccl->seen != begun + done) {
+        nccl->seen = begun + done;
+        nccl->seen_at = ra_seconds();
+    }
+    return begun > done ? nccl->seen_at + nccl->allowance : 0;
+}
+
+/* After a failure of the library its own words are better than that. */
+static void tell_stalled(ra_nccl *nccl, double since) {
+    if (nccl->failed > 0) since = 0;
+    if (since == nccl->told) return;
+    nccl->told = since;
+    ra_link_set_stalled(nccl->comm->link, since);
+}
+
+/* Waits until the library is done, or if there is a moment, until that has come. `limit`: in seconds; 0: this is in a call,
+ * which has no limit. */
+static ra_status await(ra_nccl *nccl, void *moment, double limit) {
+    enum { EAGER = 64, PATIENT = 256 }; /* looks before the thread goes to sleep between them, and before it sleeps long */
+    const double begin = ra_seconds(), until = begin + limit;
+    const bool hopes = limit == 0;
     for (int looks = 0;; looks++) {
         bool done = false;
         RA_TRY(look(nccl, hopes, &done));
         if (moment) RA_TRY(nccl->lane->copies->passed(moment, &done));
+        if (limit == 0) tell_stalled(nccl, done ? 0 : moment ? device_stalled(nccl) : begin); /* it connects ranks, else */
         if (done) return RA_OK;
         if (!ra_link_poll(nccl->comm->link)) return ra_link_status(nccl->comm->link);
         if (limit > 0 && ra_seconds() > until) return ra_fail(RA_TIMEOUT, "NCCL was not ready within %.3g s", limit);
         if (looks < EAGER) sched_yield();
-        else nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+        else nanosleep(&(struct timespec){.tv_nsec = looks < PATIENT ? 20000 : 100000}, NULL);
     }
 }
 
-static ra_status exchange(ra_nccl *nccl, const ra_net_message *messages, int64_t count, bool hopes, double limit) {
+static ra_status exchange(ra_nccl *nccl, const ra_net_message *messages, int64_t count, double limit) {
+    ra_lane *lane = nccl->lane;
+    int64_t bytes = 0;
+    for (int64_t i = 0; i < count; i++) bytes += messages[i].bytes;
+    nccl->allowance = fmax(nccl->allowance, (double)bytes / SLOWEST);
+    nccl->exchanges++;
+    RA_TRY(lane->copies->raise(&lane->queue, counter(nccl, BEGUN), nccl->exchanges));
     if (!ra_nccl_enter(nccl)) return ra_link_status(nccl->comm->link);
-    const ra_status status = nccl->net->exchange(nccl->group, &nccl->lane->queue, messages, count);
+    const ra_status status = nccl->net->exchange(nccl->group, &lane->queue, messages, count);
     ra_nccl_exit(nccl);
     RA_TRY(status);
-    RA_TRY(await(nccl, NULL, hopes, limit)); /* until then the library may not have enqueued it */
-    return nccl->lane->copies->record(&nccl->lane->queue, &nccl->lane->in);
+    RA_TRY(await(nccl, NULL, limit)); /* until then the library may not have enqueued it */
+    RA_TRY(lane->copies->raise(&lane->queue, counter(nccl, DONE), nccl->exchanges));
+    return lane->copies->record(&lane->queue, &lane->in);
 }
 
 /* -------------------------------------------------------------------------------------------------------- deciding together */
@@ -86,7 +129,7 @@ static ra_status load(ra_nccl *nccl) {
 }
 
 /* All have the same version; the first rank names the group. */
-static ra_status name(ra_nccl *nccl) {
+static ra_status prepare(ra_nccl *nccl) {
     const int64_t mine = nccl->council.mine.version;
     for (int rank = 0; rank < nccl->comm->ranks; rank++) {
         const int64_t other = nccl->council.all[rank].version;
@@ -96,6 +139,9 @@ static ra_status name(ra_nccl *nccl) {
         nccl->net->version_text(other, texts[1]);
         return ra_fail(RA_NOT_AVAILABLE, "it has NCCL %s, and rank %d has %s", texts[0], rank, texts[1]);
     }
+    RA_TRY(ra_shared_create(COUNTERS_BYTES, &nccl->progress));
+    RA_TRY(nccl->lane->copies->share(nccl->progress.memory, nccl->progress.bytes));
+    nccl->shared = true;
     return nccl->comm->rank == 0 ? nccl->net->name(nccl->council.mine.name) : RA_OK;
 }
 
@@ -115,7 +161,7 @@ static ra_status join(ra_nccl *nccl) {
         nccl->net->abort(nccl->group);
         nccl->group = NULL;
     }
-    if (status == RA_OK) status = await(nccl, NULL, false, ra_link_start_timeout(comm->link));
+    if (status == RA_OK) status = await(nccl, NULL, ra_link_start_timeout(comm->link));
     ra_link_end(comm->link);
     return status;
 }
@@ -128,8 +174,8 @@ static ra_status try_out(ra_nccl *nccl) {
         {.memory = nccl->trial, .bytes = FEW, .peer = (comm->rank + comm->ranks - 1) % comm->ranks, .receiving = true},
         {.memory = (char *)nccl->trial + FEW, .bytes = FEW, .peer = (comm->rank + 1) % comm->ranks}};
     begin_call(comm);
-    ra_status status = exchange(nccl, messages, 2, false, limit);
-    if (status == RA_OK) status = await(nccl, nccl->lane->in, false, limit);
+    ra_status status = exchange(nccl, messages, 2, limit);
+    if (status == RA_OK) status = await(nccl, nccl->lane->in, limit);
     ra_link_end(comm->link);
     return status;
 }
@@ -180,15 +226,19 @@ ra_status ra_nccl_open(ra_comm *comm, ra_pool *pool, ra_nccl **result) {
         ra_council_close(&council);
         return decline(comm);
     }
-    *nccl = (ra_nccl){
-        .net = comm->lane->copies->net, .comm = comm, .lane = comm->lane, .council = council, .pool = pool};
+    *nccl = (ra_nccl){.net = comm->lane->copies->net,
+                      .comm = comm,
+                      .lane = comm->lane,
+                      .council = council,
+                      .pool = pool,
+                      .progress = {.file = -1}};
     nccl->patience = ra_link_timeout(comm->link);
     pthread_mutex_init(&nccl->mutex, NULL);
     ra_cond_init(&nccl->changed);
     *result = nccl;
     ra_council *votes = &nccl->council;
     ra_status status = ra_council_vote(votes, load(nccl));
-    if (status == RA_OK && votes->objector < 0) status = ra_council_vote(votes, name(nccl));
+    if (status == RA_OK && votes->objector < 0) status = ra_council_vote(votes, prepare(nccl));
     if (status == RA_OK && votes->objector < 0) status = ra_council_vote(votes, join(nccl));
     if (status == RA_OK && votes->objector < 0) status = ra_council_vote(votes, try_out(nccl));
     return decide(result, status);
@@ -200,6 +250,7 @@ ra_status ra_nccl_open(ra_comm *comm, ra_pool *pool, ra_nccl **result) {
 ra_status ra_nccl_muster(ra_call *call) {
     ra_comm *comm = call->comm;
     ra_transfer *transfers = call->entry->transfers;
+    call->lane->nccl->allowance = call->lane->nccl->told = 0;
     char *in = call->staging, *out = call->staging + ra_frame_bytes((int64_t)sizeof(ra_note));
     for (int apart = 1; apart < comm->ranks; apart *= 2) {
         const int from = (comm->rank + comm->ranks - apart) % comm->ranks, to = (comm->rank + apart) % comm->ranks;
@@ -232,7 +283,7 @@ static ra_status nccl_depart(ra_call *call) {
         if (p->receiving) RA_TRY(ra_notices_check(p));
         entry->exchange[i] = (ra_net_message){ra_frame_payload(p->frame), p->payload, p->peer, p->receiving};
     }
-    RA_TRY(exchange(lane->nccl, entry->exchange, count, true, 0));
+    RA_TRY(exchange(lane->nccl, entry->exchange, count, 0));
     lane->departed = true;
     return RA_OK;
 }
@@ -249,7 +300,7 @@ static ra_status nccl_wait(ra_call *call) {
 static ra_status nccl_settle(ra_call *call) {
     ra_nccl *nccl = call->lane->nccl;
     nccl->patience = ra_link_timeout(call->comm->link);
-    RA_TRY(await(nccl, call->lane->in, true, 0));
+    RA_TRY(await(nccl, call->lane->in, 0));
     return ra_link_status(call->comm->link); /* of a link that broke before, waits were ended */
 }
 

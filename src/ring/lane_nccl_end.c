@@ -121,6 +121,8 @@ bool ra_nccl_close(ra_nccl *nccl) {
     if (nccl->threaded) pthread_join(nccl->thread, NULL);
     pthread_cond_destroy(&nccl->changed);
     pthread_mutex_destroy(&nccl->mutex);
+    if (nccl->shared) nccl->lane->copies->unshare(nccl->progress.memory);
+    ra_shared_close(&nccl->progress);
     ra_council_close(&nccl->council);
     ra_free(nccl, sizeof *nccl);
     return true;

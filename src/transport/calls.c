@@ -44,6 +44,7 @@ void ra_link_begin(ra_link *link, const char *phase, const ra_subject *subject) 
 void ra_link_end(ra_link *link) {
     pthread_mutex_lock(&link->mutex);
     link->calling = link->asking = false;
+    link->stalled_since = 0;
     link->call = 0;
     pthread_mutex_unlock(&link->mutex);
 }

@@ -49,6 +49,7 @@ typedef struct control {
     uint64_t answered_sequence;
     ra_wait wait;    /* what the sender waits for */
     ra_mark mark;    /* the call that it is in */
+    double stalled;  /* seconds for which its device has waited for others */
     uint32_t status; /* of a verdict */
     int32_t culprit;
     char text[RA_CALL_TEXT]; /* of a beat: of what the call works on; of a verdict: the sentence */
@@ -131,6 +132,7 @@ static ra_status post(ra_link *link, int rank, int which, uint32_t kind, void **
     if (kind == BEAT) {
         message.wait = ra_link_waits_for(link);
         message.mark = ra_link_mark(link);
+        message.stalled = link->stalled_since > 0 ? ra_seconds() - link->stalled_since : 0;
         memcpy(message.text, link->call_text, RA_CALL_TEXT);
         answer(link, rank, &message);
     }
@@ -219,6 +221,7 @@ static void take(ra_link *link, int rank, control *message) {
         peer->asks = message->asks != 0;
         peer->wait = message->wait;
         peer->wait.phase[sizeof peer->wait.phase - 1] = 0;
+        peer->stalled = message->stalled;
         peer->mark = message->mark;
         peer->mark.phase[sizeof peer->mark.phase - 1] = 0;
         take_answer(link, rank, message);

@@ -127,11 +127,31 @@ static void judge_circle(ra_link *link) {
     ra_link_break(link, RA_TIMEOUT, -1);
 }
 
+/* Who waits for a message of the link, or for its device while that waits for others, does nothing else: when all do, and have
+ * done so for long, something between the devices is lost. Whoever is through with the call is not needed, and who has not
+ * come to it yet may take its time. */
+static void judge_stalled(ra_link *link, double now) {
+    const double stalled = now - link->stalled_since;
+    if (!(link->stalled_since > 0) || stalled < link->timeout + ra_link_turn(link, -1)) return;
+    for (int rank = 0; rank < link->ranks; rank++) {
+        const ra_peer *peer = &link->peers[rank];
+        if (rank == link->rank || peer->left || peer->mark.number > link->calls) continue;
+        if (peer->mark.number < link->calls) return;
+        const double waited = peer->wait.number > 0 ? peer->wait.seconds : peer->stalled;
+        if (peer->mark.place == RA_IN_CALL && waited < link->timeout) return;
+    }
+    ra_fail(RA_TIMEOUT,
+            "all ranks are alive, and their devices have waited for each other for %.3g s (%s, step %lld; noticed by rank %d)",
+            stalled, link->phase, (long long)link->step, link->rank);
+    ra_link_break(link, RA_TIMEOUT, -1);
+}
+
 void ra_control_judge(ra_link *link) {
     double now = ra_seconds();
     judge_lost(link, now);
     judge_awaited(link, now);
     if (link->status == RA_OK) judge_silent(link, now);
     if (link->status == RA_OK && link->suspect < 0) judge_circle(link);
+    if (link->status == RA_OK && link->suspect < 0) judge_stalled(link, now);
     if (link->status == RA_OK) ra_link_overdue(link, now);
 }

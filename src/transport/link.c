@@ -405,6 +405,12 @@ ra_status ra_link_wait(ra_link *link, ra_transfer *transfers, int64_t count, con
     return status;
 }
 
+void ra_link_set_stalled(ra_link *link, double since) {
+    lock(link);
+    link->stalled_since = since;
+    unlock(link);
+}
+
 bool ra_link_poll(ra_link *link) {
     if (link->ranks == 1) return true;
     if (pthread_mutex_trylock(&link->mutex) != 0) return true;

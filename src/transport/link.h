@@ -80,6 +80,10 @@ typedef struct ra_subject {
 } ra_subject;
 void ra_link_begin(ra_link *link, const char *phase, const ra_subject *subject);
 void ra_link_end(ra_link *link);
+/* In a call, the caller waits for its device, and that only for messages from other devices, since the time `since` (of
+ * ra_seconds; 0: no longer). When every rank that is still in the call says so, or waits for a message of the link, for longer
+ * than the timeout, that is RA_TIMEOUT. */
+void ra_link_set_stalled(ra_link *link, double since);
 /* Lets transfers and heartbeats progress; cheap; never blocks. False: the link is broken. */
 bool ra_link_poll(ra_link *link);
 /* Gives up transfers after an error. False: their buffers must never be freed or reused. */

@@ -103,8 +103,9 @@ typedef struct ra_peer {
     } sent[RA_SENT_LOG];
     uint64_t sent_count;
     bool asks;    /* it wants to hear from everybody at once */
-    ra_wait wait; /* what it said last that it waits for */
-    ra_mark mark; /* and which call it is in */
+    ra_wait wait; /* what it said last that it waits for, */
+    ra_mark mark; /* which call it is in, */
+    double stalled; /* and for how many seconds its device has waited for others */
 
     /* A message which it says it sent and which has not come. */
     bool missing;
@@ -165,6 +166,7 @@ struct ra_link {
     double suspected;
     const ra_flight *awaited; /* what ra_link_wait waits for now, and since when */
     double awaited_since;
+    double stalled_since; /* the device waits for others (ra_link_set_stalled); 0: it does not */
     uint64_t waits, blocker; /* the number of this wait, and of the wait that keeps its peer from ending it (ra_wait) */
     bool calling;            /* between ra_link_begin and ra_link_end, or in an allgather */
     double calling_since;
@@ -213,7 +215,7 @@ void ra_control_read(ra_link *link);
 /* Makes a heartbeat to every peer due at once. */
 void ra_control_beat(ra_link *link);
 /* Breaks the link if a peer that this rank waits for, or needs for its call, is lost (gone, left, or silent for too long), if
- * its message is lost, or if ranks wait for each other. */
+ * its message is lost, or if ranks or their devices wait for each other. */
 void ra_control_judge(ra_link *link);
 /* Puts the last word on its way to every peer. */
 void ra_control_tell(ra_link *link);

@@ -122,7 +122,7 @@ static void run_group(void *arg) {
             advance(c, &g->messages[i]);
             done = done && g->messages[i].done == g->messages[i].bytes;
         }
-        if (!done) nanosleep(&(struct timespec){.tv_nsec = 20000}, NULL);
+        if (!done) nanosleep(&(struct timespec){.tv_nsec = 50000}, NULL);
     }
     pthread_mutex_lock(&c->mutex);
     c->running--;
