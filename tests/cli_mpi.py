@@ -65,16 +65,31 @@ class UnderALauncher(kit.Case):
                         self.assertEqual(mine[name].tobytes(), theirs[name].tobytes(), name)
                     self.assertEqual(len(self.files()), len(self.before) + 6, self.files())
 
-    def test_gpus_of_several_processes_give_the_bits_of_one_process(self):
-        """On the stand-in for a GPU, by every lane: processes that copy from each other or stage over MPI, and threads."""
+    def on_stand_in(self):
+        """The environment of ranks on the stand-in for a GPU, with its NCCL."""
         build, modules = os.environ.get("RA_BUILD", "build"), self.path("modules")
         os.mkdir(modules)
         for module in glob.glob(os.path.join(build, "ringattn_mpi_*.so")) + [f"{build}/tests/stand_in/libringattn_cuda.so"]:
             os.symlink(os.path.abspath(module), os.path.join(modules, os.path.basename(module)))
-        variables = {"RINGATTN_MODULE_PATH": modules, "RINGATTN_DEBUG": "info"}
+        return {"RINGATTN_MODULE_PATH": modules, "RINGATTN_NCCL": os.path.join(modules, "libringattn_cuda.so")}
+
+    def test_ranks_that_cannot_use_nccl_say_which_of_them_and_why(self):
+        stand_in = {**self.on_stand_in(), "RINGATTN_LANE": "nccl"}
+        for variables, reason in (({"RINGATTN_NCCL": ""}, "rank 0 says: no NCCL goes with this device"),
+                                  ({"RINGATTN_NCCL": "/nowhere/libnccl.so.2"}, "rank 0 says: /nowhere/libnccl.so.2: cannot open"),
+                                  ({"RINGATTN_STAND_IN_NCCL": "other:1"}, "rank 0 says: it has NCCL 2.28.3, and rank 1 has 2.28.2")):
+            done = launch(self.mpis[0], 2, "verify", "--seq", 64, "--device", "cuda", variables={**stand_in, **variables})
+            self.assertIn("RINGATTN_LANE asks for NCCL, and " + reason, done.stderr)
+            self.assertNotEqual(done.returncode, 0)
+
+    def test_gpus_of_several_processes_give_the_bits_of_one_process(self):
+        """On the stand-in for a GPU, by every lane: processes that copy from each other, use NCCL or stage over MPI, and
+        threads."""
+        variables = {**self.on_stand_in(), "RINGATTN_DEBUG": "info"}
         options = ["--device", "cuda", "--causal", "--layout", "zigzag", "--schedule", "ring", "--bucket", 16,
                    "--dout", self.path("dout.npy")]
-        lanes = (("", "goes by IPC"), ("staged", "is staged in pinned memory, since rank 0 says: RINGATTN_LANE is staged"))
+        lanes = (("", "goes by IPC"), ("nccl", "goes by NCCL 2.28.3"),
+                 ("staged", "is staged in pinned memory, since rank 0 says: RINGATTN_LANE is staged"))
         for mpi in self.mpis:
             for lane, said in lanes:
                 for where in ("m", "t"):

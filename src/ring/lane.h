@@ -82,7 +82,8 @@ struct ra_lane {
     const ra_lane_ops *ops; /* of this call */
     ra_queue queue;
     void *computed; /* moment of a call: all that it was given when it posted a message */
-    void *out, *in; /* moments of the lane: copies out of the device's memory (ipc: a call's latest wait), and into it */
+    void *out, *in; /* moments of the lane: copies out of the device's memory (ipc: a call's latest wait; nccl: an exchange is
+                     * about to begin), and into it */
     bool copying;   /* staged: copies to the device read frames until `in` */
     bool departed;  /* nccl: the messages of this step are enqueued */
     ra_pool *staging;

@@ -5,11 +5,12 @@
  * lost and disagreeing ranks are found before anything is enqueued. Steps come in the same order on all ranks, and each is
  * complete in itself, so the earliest exchange that is not done has all its ends on the way.
  *
- *     host     notices, receipts | exchange | step h ...
- *     lane                wait for computed | send, receive |
- *     call     ... pack          | step h                   | wait | step h + 1
+ *     host     notices, receipts, exchange, step h ...
+ *     lane     wait for computed | send, receive |
+ *     call     ... pack          | step h        | wait | step h + 1
  *
- * The exchange is enqueued before the step's kernel, which may fill the device: it would have to wait for that to end.
+ * The exchange is enqueued before the step's kernel, and the call waits until the lane has come to it: that kernel may fill the
+ * device, and an exchange that comes later would have to wait for its end.
  *
  * One group spans all ranks: it has one name and one end, and the library connects two ranks when they first exchange
  * something, so that a ring has two connections a rank whatever the number of ranks.
@@ -106,6 +107,7 @@ static ra_status exchange(ra_nccl *nccl, const ra_net_message *messages, int64_t
     nccl->allowance = fmax(nccl->allowance, (double)bytes / SLOWEST);
     nccl->exchanges++;
     RA_TRY(lane->copies->raise(&lane->queue, counter(nccl, BEGUN), nccl->exchanges));
+    RA_TRY(lane->copies->record(&lane->queue, &lane->out));
     if (!ra_nccl_enter(nccl)) return ra_link_status(nccl->comm->link);
     const ra_status status = nccl->net->exchange(nccl->group, &lane->queue, messages, count);
     ra_nccl_exit(nccl);
@@ -285,7 +287,7 @@ static ra_status nccl_depart(ra_call *call) {
     }
     RA_TRY(exchange(lane->nccl, entry->exchange, count, 0));
     lane->departed = true;
-    return RA_OK;
+    return lane->copies->wait(&call->queue, lane->out);
 }
 
 static ra_status nccl_wait(ra_call *call) {
