@@ -92,7 +92,8 @@ static ra_status check_available(const settings *s) {
         return ra_fail(RA_NOT_AVAILABLE, "--offload is not available here: it needs --device cuda");
     if (s->offload && s->ring_size > 1)
         return ra_fail(RA_NOT_AVAILABLE, "--offload is for one rank, and --ring-size is %lld", (long long)s->ring_size);
-    if (s->transport == TRANSPORT_NCCL) return ra_fail(RA_NOT_AVAILABLE, "--transport nccl is not available in this build");
+    if (s->transport == TRANSPORT_NCCL && s->device != DEVICE_CUDA)
+        return ra_fail(RA_NOT_AVAILABLE, "--transport nccl is not available: NCCL is for GPUs, and needs --device cuda");
     return RA_OK;
 }
 

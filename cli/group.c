@@ -20,7 +20,8 @@ static ra_comm *world;
 static bool uses_mpi;
 
 bool group_launched(const settings *s) {
-    return s->transport == TRANSPORT_MPI || (s->transport == TRANSPORT_AUTO && ra_mpi_is_launched());
+    return s->transport == TRANSPORT_MPI || s->transport == TRANSPORT_NCCL ||
+           (s->transport == TRANSPORT_AUTO && ra_mpi_is_launched());
 }
 
 int group_launcher_rank(void) {
@@ -40,6 +41,8 @@ ra_status group_ranks(const settings *s, int *ranks) {
     if (!group_launched(s)) return RA_OK;
     if (!world) {
         uses_mpi = true;
+        if (s->transport == TRANSPORT_NCCL && setenv("RINGATTN_LANE", "nccl", 1) != 0)
+            return ra_fail(RA_NOMEM, "no memory for a variable of the environment");
         /* MPICH's launcher tells the survivors of a dead rank by this signal, and MPICH 4.0's handler of it, which MPI_Init
          * installs, crashes them. The library finds the dead by itself. */
         signal(SIGUSR1, SIG_IGN);

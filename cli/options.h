@@ -156,8 +156,7 @@ typedef struct option {
     int64_t low, high;     /* of integers and of each number of a list */
     const char *otherwise; /* the default, as help shows it; "" says nothing */
     const char *help;
-    unsigned unlisted;   /* commands that take it, though it changes nothing there: not in their help */
-    const char *to_come; /* a last word of a choice, which exits with 6 until it works: parsed, not listed */
+    unsigned unlisted;     /* commands that take it, though it changes nothing there: not in their help */
 } option;
 
 extern const option options[OPTION_COUNT];

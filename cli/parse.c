@@ -81,10 +81,6 @@ static ra_status read_choice(const option *o, const char *text, int *choice) {
             *choice = i;
             return RA_OK;
         }
-    if (o->to_come && strcmp(text, o->to_come) == 0) {
-        *choice = count;
-        return RA_OK;
-    }
     char near[64];
     if (suggest_word(text, o->value, near, sizeof near))
         return ra_fail(RA_INVALID, "--%s %.60s is not one of %s; did you mean %s?", o->name, text, o->value, near);

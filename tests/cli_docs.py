@@ -203,8 +203,7 @@ class Docs(kit.Case):
     def test_what_nothing_can_run_is_neither_in_help_nor_in_completion(self):
         for text in (self.ok("help", "plan").stdout, self.ok("help", "bench").stdout, self.ok("completion", "bash").stdout,
                      self.ok("completion", "zsh").stdout, self.ok("man").stdout):
-            for word in ("h200", "nccl"):
-                self.assertNotIn(word, text)
+            self.assertNotIn("h200", text)
 
     def test_both_ways_to_give_a_value_are_the_same(self):
         self.assertEqual(self.ok("plan", "--seq", "100", "--json").stdout, self.ok("plan", "--seq=100", "--json").stdout)

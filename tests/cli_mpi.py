@@ -81,6 +81,10 @@ class UnderALauncher(kit.Case):
             done = launch(self.mpis[0], 2, "verify", "--seq", 64, "--device", "cuda", variables={**stand_in, **variables})
             self.assertIn("RINGATTN_LANE asks for NCCL, and " + reason, done.stderr)
             self.assertNotEqual(done.returncode, 0)
+        stand_in.update(RINGATTN_LANE="", RINGATTN_DEBUG="info")
+        done = launch(self.mpis[0], 2, *"verify --seq 64 --device cuda --transport nccl".split(), variables=stand_in)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("rank 1: payload between processes goes by NCCL", done.stderr)
 
     def test_gpus_of_several_processes_give_the_bits_of_one_process(self):
         """On the stand-in for a GPU, by every lane: processes that copy from each other, use NCCL or stage over MPI, and

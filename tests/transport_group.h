@@ -14,23 +14,12 @@
 #include <string.h>
 #include <time.h>
 
+#include "patience.h"
 #include "support_fault.h"
 #include "transport/link.h"
 #include "transport_sockets.h"
 
 #define MOST_RANKS 8
-
-/* A timeout must be longer than a busy machine can keep a live rank from running; sanitizers make every rank slower. */
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-#define PATIENCE 4
-#endif
-#elif defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define PATIENCE 4
-#endif
-#ifndef PATIENCE
-#define PATIENCE 1
-#endif
 
 typedef enum group_kind { OVER_THREADS, OVER_SOCKETS, OVER_CALLER_THREAD, GROUP_KINDS } group_kind;
 

@@ -102,8 +102,11 @@ static ra_status await(ra_nccl *nccl, void *moment, double limit) {
 
 static ra_status exchange(ra_nccl *nccl, const ra_net_message *messages, int64_t count, double limit) {
     ra_lane *lane = nccl->lane;
-    int64_t bytes = 0;
-    for (int64_t i = 0; i < count; i++) bytes += messages[i].bytes;
+    int64_t bytes = 0, received = 0;
+    for (int64_t i = 0; i < count; i++) {
+        bytes += messages[i].bytes;
+        received += messages[i].receiving ? messages[i].bytes : 0;
+    }
     nccl->allowance = fmax(nccl->allowance, (double)bytes / SLOWEST);
     nccl->exchanges++;
     RA_TRY(lane->copies->raise(&lane->queue, counter(nccl, BEGUN), nccl->exchanges));
@@ -114,6 +117,7 @@ static ra_status exchange(ra_nccl *nccl, const ra_net_message *messages, int64_t
     RA_TRY(status);
     RA_TRY(await(nccl, NULL, limit)); /* until then the library may not have enqueued it */
     RA_TRY(lane->copies->raise(&lane->queue, counter(nccl, DONE), nccl->exchanges));
+    RA_TRY(ra_brake_hold(lane->brake, &lane->queue, received));
     return lane->copies->record(&lane->queue, &lane->in);
 }
 
