@@ -172,7 +172,8 @@ def gpu_faults(directory):
               for how in ("kill", "stop", "error") for direction in ("forward", "backward")
               if (step >= 0 or (lane != "staged" and (how, direction) in (("stop", "forward"), ("kill", "backward"))))
               and (LONG or (lane == "ipc" and (step < 0 or (3 * victim + step + len(how) + len(direction)) % 16 == ranks))
-                   or (lane == "nccl" and (5 * victim + 7 * step + len(how) + len(direction)) % 23 == ranks))]
+                   or (lane == "nccl" and (step < 0 and victim == 1 or
+                                           (5 * victim + 7 * step + len(how) + len(direction)) % 23 == ranks)))]
     before, at_once = set(os.listdir("/dev/shm")), 3
     for begin in range(0, len(matrix), at_once):
         jobs = []
