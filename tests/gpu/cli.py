@@ -2,8 +2,6 @@
 
 RINGATTN names the program, RINGATTN_NCCL the libnccl.so.2, unless that is found where libraries are or comes with torch."""
 
-import ctypes
-import glob
 import json
 import os
 import shutil
@@ -12,6 +10,8 @@ import sys
 import tempfile
 import time
 import unittest
+
+import nccl
 
 PROGRAM = os.environ.get("RINGATTN", "build/ringattn")
 LAUNCHED = dict(
@@ -23,8 +23,9 @@ RINGS = (
     ["--query-placement", "replicated", "--window", "50,0"],
 )
 PATTERN = ["--segment-lengths", "128,256", "--dilation-rates", "1,2"]
-# NCCL refuses ranks of one host that share a GPU, so each says that it is a host of its own.
-APART = ["sh", "-c", 'export NCCL_HOSTID=host$OMPI_COMM_WORLD_RANK NCCL_SOCKET_IFNAME=lo; exec "$@"', "sh"]
+NCCL = nccl.find()
+APART = " ".join(f"{name}={value}" for name, value in nccl.apart("$OMPI_COMM_WORLD_RANK").items())
+APART = ["sh", "-c", f'export {APART}; exec "$@"', "sh"]  # ranks by NCCL
 
 
 def call(*args):
@@ -41,19 +42,6 @@ def gpu():
     """The kernel that runs bf16 on the GPU that the program sees; None: it sees none."""
     answer = bench(1024, 1, "--dtype", "bf16", "--repeat", 1, "--json")
     return json.loads(answer.stdout)["path"] if answer.returncode == 0 else None
-
-
-def nccl():
-    """The file of NCCL for RINGATTN_NCCL; None: there is none."""
-    places = [os.environ.get("RINGATTN_NCCL", ""), "libnccl.so.2"]
-    places += [name for path in sys.path for name in glob.glob(os.path.join(path, "nvidia/nccl/lib/libnccl.so.2"))]
-    for place in filter(None, places):
-        try:
-            ctypes.CDLL(place)
-            return place
-        except OSError:
-            continue
-    return None
 
 
 class Cli(unittest.TestCase):
@@ -116,7 +104,7 @@ class Cli(unittest.TestCase):
     def verify_ring(self, *start, ring, dtype, more, lane=""):
         shape = ("--seq", 777, "--heads", 4, "--kv-heads", 2, "--head-dim", 64, "--dtype", dtype, "--device", "cuda")
         command = [*start, PROGRAM, "verify", *map(str, (*shape, *ring, *more))]
-        environment = {**LAUNCHED, "RINGATTN_LANE": lane, "RINGATTN_NCCL": nccl() or "", "RINGATTN_DEBUG": "info"}
+        environment = {**LAUNCHED, "RINGATTN_LANE": lane, "RINGATTN_NCCL": NCCL or "", "RINGATTN_DEBUG": "info"}
         answer = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
         self.assertEqual(answer.returncode, 0, (command, answer.stdout + answer.stderr))
         return answer.stderr
@@ -136,7 +124,7 @@ class Cli(unittest.TestCase):
                     told = self.verify_ring("mpirun", "-n", str(ranks), ring=(), dtype="bf16", more=more, lane=lane)
                     self.assertIn("rank 1: payload between processes " + said, told)
 
-    @unittest.skipUnless(shutil.which("mpirun.openmpi") and nccl(), "needs Open MPI's mpirun and NCCL")
+    @unittest.skipUnless(shutil.which("mpirun.openmpi") and NCCL, "needs Open MPI's mpirun and NCCL")
     def test_rings_of_processes_by_nccl_hold_to_the_bounds(self):
         for ranks, dtype, more in ((2, "bf16", RINGS[0]), (4, "f16", RINGS[1]), (2, "f32", RINGS[2]), (4, "bf16", RINGS[0])):
             with self.subTest(ranks=ranks, dtype=dtype, more=more):
@@ -144,9 +132,9 @@ class Cli(unittest.TestCase):
                 told = self.verify_ring(*start, ring=(), dtype=dtype, more=more, lane="nccl")
                 self.assertIn("rank 1: payload between processes goes by NCCL 2.", told)
 
-    @unittest.skipUnless(shutil.which("mpirun.openmpi") and nccl(), "needs Open MPI's mpirun and NCCL")
+    @unittest.skipUnless(shutil.which("mpirun.openmpi") and NCCL, "needs Open MPI's mpirun and NCCL")
     def test_ranks_of_one_host_that_share_a_gpu_are_refused_by_nccl_and_say_so(self):
-        environment = {**LAUNCHED, "RINGATTN_LANE": "nccl", "RINGATTN_NCCL": nccl(), "NCCL_SOCKET_IFNAME": "lo"}
+        environment = {**LAUNCHED, "RINGATTN_LANE": "nccl", "RINGATTN_NCCL": NCCL, "NCCL_SOCKET_IFNAME": "lo"}
         command = ["mpirun.openmpi", "-n", "2", PROGRAM, *"verify --seq 64 --heads 1 --head-dim 64 --device cuda".split()]
         answer = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
         self.assertEqual(answer.returncode, 6, answer.stderr)
@@ -156,9 +144,9 @@ class Cli(unittest.TestCase):
     def test_survivors_of_a_killed_process_name_it_and_end(self):
         self.kill_one_of_two()
 
-    @unittest.skipUnless(shutil.which("mpirun.openmpi") and nccl(), "needs Open MPI's mpirun and NCCL")
+    @unittest.skipUnless(shutil.which("mpirun.openmpi") and NCCL, "needs Open MPI's mpirun and NCCL")
     def test_survivors_of_a_killed_process_name_it_and_end_by_nccl_too(self):
-        self.kill_one_of_two(*APART, RINGATTN_LANE="nccl", RINGATTN_NCCL=nccl())
+        self.kill_one_of_two(*APART, RINGATTN_LANE="nccl", RINGATTN_NCCL=NCCL)
 
     def kill_one_of_two(self, *start, **variables):
         begin, seconds = time.monotonic(), 2.0

@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 
+import nccl
 import numpy as np
 from ringattn import _engine, _lib
 
@@ -146,6 +147,8 @@ def report(rank, status, seconds, sentence, note):
 def main():
     who, step, how, name = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
     timeout = float(os.environ["TIMEOUT"])
+    if os.environ["RINGATTN_LANE"] == "nccl":
+        os.environ.update(nccl.apart(os.environ["OMPI_COMM_WORLD_RANK"]))
     comm, alone = ctypes.c_void_p(), ctypes.c_void_p()
     _lib.check(library.ra_comm_mpi_world(60.0, ctypes.byref(comm)))
     rank, ranks = library.ra_comm_rank(comm), library.ra_comm_size(comm)

@@ -8,8 +8,10 @@ import sys
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "python/tests/workers")]
-if "nccl" in (sys.argv[2], os.environ.get("RINGATTN_LANE")):  # NCCL refuses two ranks of one host on one GPU
-    os.environ.update(NCCL_HOSTID=f"rank{os.environ['RANK']}", NCCL_SOCKET_IFNAME="lo")
+import nccl  # noqa: E402
+
+if "nccl" in (sys.argv[2], os.environ.get("RINGATTN_LANE")):
+    os.environ.update(nccl.apart(os.environ["RANK"]))
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
