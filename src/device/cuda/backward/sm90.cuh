@@ -23,18 +23,23 @@
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_CUH
 #define RA_DEVICE_CUDA_BACKWARD_SM90_CUH
 
+#include "device/cuda/backward/sm90_clocks.cuh"
 #include "device/cuda/backward/sm90_job.cuh"
 
 namespace ra {
 
-template <int D_, int QUERIES_, int STAGES_> struct BackShape {
-    static constexpr int D = D_, QUERIES = QUERIES_, STAGES = STAGES_;
-    static constexpr int PANELS = D / 64, THREADS = 384;
+template <int D_, int QUERIES_, int Q_STAGES_ = RA_BACK_Q_STAGES, int DOUT_STAGES_ = RA_BACK_DOUT_STAGES> struct BackShape {
+    static constexpr int D = D_, QUERIES = QUERIES_, Q_STAGES = Q_STAGES_, DOUT_STAGES = DOUT_STAGES_;
+    static constexpr int PANELS = (D + 63) / 64, THREADS = 384;
+    static constexpr int PART = QUERIES > RA_BACK_PART ? RA_BACK_PART : QUERIES;
     static constexpr int Q_BYTES = PANELS * QUERIES * 128, KV_BYTES = PANELS * BACK_KEYS * 128;
     static constexpr int DS_PANEL = BACK_KEYS * 128, DS_BYTES = QUERIES / 64 * DS_PANEL;
     static constexpr int DQ_BYTES = 64 * 64 * 4; /* a warpgroup's part of dQ, f32 */
-    static constexpr int SHARED = 2 * KV_BYTES + 2 * STAGES * Q_BYTES + 2 * DS_BYTES + 2 * DQ_BYTES;
-    static constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224;
+    static constexpr int DQ_BUFFERS = RA_BACK_DQ_BUFFERS;
+    static constexpr int SHARED =
+        2 * KV_BYTES + (Q_STAGES + DOUT_STAGES) * Q_BYTES + 2 * DS_BYTES + 2 * DQ_BUFFERS * DQ_BYTES;
+    static constexpr int PRODUCER_REGISTERS = RA_BACK_PRODUCER, CONSUMER_REGISTERS = RA_BACK_CONSUMER;
+    static_assert(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * 3, "more registers than a block has");
     /* A warpgroup's part of dQ is 64 x 64: half of the columns, or half of the rows. */
     static constexpr bool BY_COLUMNS = QUERIES == 64;
     static_assert(QUERIES * PANELS == 128, "dQ of a block is two parts of 64 x 64");
@@ -49,15 +54,16 @@ struct BackRows {
     int64_t dq, dq_step; /* elements to its first row of the result, and from row to row */
 };
 
-enum { BACK_ROWS = 8 }; /* blocks of query rows that are remembered: loads are never so far ahead of sums */
+enum { BACK_ROWS = RA_BACK_DQ_BUFFERS == 1 ? 8 : 7 }; /* blocks of query rows that are remembered: loads are never so far ahead of sums */
 
 template <class S> struct BackBarriers {
-    uint64_t q_full[S::STAGES], q_empty[S::STAGES], dout_full[S::STAGES], dout_empty[S::STAGES], rows_full[S::STAGES];
+    uint64_t q_full[S::Q_STAGES], q_empty[S::Q_STAGES], rows_full[S::Q_STAGES];
+    uint64_t dout_full[S::DOUT_STAGES], dout_empty[S::DOUT_STAGES];
     uint64_t k_full, k_empty, v_full, v_empty;
     uint64_t ds_full[2], ds_empty[2];
-    uint64_t dq_full[2], dq_empty[2]; /* of each warpgroup */
+    uint64_t dq_full[2][S::DQ_BUFFERS], dq_empty[2][S::DQ_BUFFERS]; /* of each warpgroup */
     uint64_t work_full[2], work_empty[2];
-    float4 stats[S::STAGES][S::QUERIES / 2]; /* of two rows: -lse in units of log2, twice, and delta, twice */
+    float4 stats[S::Q_STAGES][S::QUERIES / 2]; /* of two rows: -lse in units of log2, twice, and delta, twice */
     int2 ranges[BACK_WARPS][16]; /* query rows [x, y) that attend to each of a warp's keys, */
     int2 all[BACK_WARPS];        /* and those that attend to all of them */
     BackRows rows[BACK_ROWS];
@@ -85,6 +91,8 @@ __device__ __forceinline__ void await_turn(const uint32_t *turn, uint32_t order)
 }
 
 /* ----------------------------------------------------------------------------------------------------- the producer's warps */
+
+template <int N> struct Number { static constexpr int value = N; };
 
 /* Takes the next tile and says what it is. By a whole warp. False: there are no more. */
 template <class S> __device__ __forceinline__ bool deal_back_tile(const BackTmaJob &back, BackTile &work) {
@@ -118,7 +126,7 @@ template <class Each> __device__ __forceinline__ void each_query_block(const Bac
 #pragma unroll 1
     for (int u = 0; u < work.group; u++)
 #pragma unroll 1
-        for (int t = work.first; t < work.first + work.count; t++) each(u, t);
+        for (int i = 0; i < work.count; i++) each(u, work.down ? work.first + work.count - 1 - i : work.first + i);
 }
 
 /* Takes tiles and loads what they need. A tile is taken when the loads of the one before are under way and it is soon begun:
@@ -138,9 +146,10 @@ __device__ __forceinline__ void load_back_tiles(const BackTmaJob &back, unsigned
                 tma_load(to + p * (BACK_KEYS * 128), &item.maps[tensor], full, p * 64, work.key, place[0], place[1],
                          place[2]);
         };
-        auto load_queries = [&](unsigned char *to, uint64_t *full, uint64_t *empty, int tensor, int u, int t) {
-            const int stage = slot_of<S::STAGES>(turn);
-            mbarrier_wait(&empty[stage], parity_of<S::STAGES>(turn) ^ 1);
+        auto load_queries = [&](auto stages, unsigned char *to, uint64_t *full, uint64_t *empty, int tensor, int u, int t) {
+            constexpr int STAGES = decltype(stages)::value;
+            const int stage = slot_of<STAGES>(turn);
+            mbarrier_wait(&empty[stage], parity_of<STAGES>(turn) ^ 1);
             mbarrier_expect(&full[stage], S::Q_BYTES);
             const int32_t *place = work.place[tensor];
             const TmaPlace &move = item.places[tensor];
@@ -152,9 +161,9 @@ __device__ __forceinline__ void load_back_tiles(const BackTmaJob &back, unsigned
         };
         bool begun = false;
         each_query_block(work, [&](int u, int t) {
-            load_queries(q, bars.q_full, bars.q_empty, BACK_Q, u, t);
+            load_queries(Number<S::Q_STAGES>{}, q, bars.q_full, bars.q_empty, BACK_Q, u, t);
             if (!begun) load_keys(k, &bars.k_full, &bars.k_empty, BACK_K);
-            load_queries(dout, bars.dout_full, bars.dout_empty, BACK_DOUT, u, t);
+            load_queries(Number<S::DOUT_STAGES>{}, dout, bars.dout_full, bars.dout_empty, BACK_DOUT, u, t);
             if (!begun) load_keys(v, &bars.v_full, &bars.v_empty, BACK_V);
             begun = true;
             turn++;
@@ -191,8 +200,8 @@ template <class S> __device__ __forceinline__ void fetch_back_rows(const BackTma
             ((work.at[INDEX_BATCH] * item.extent[INDEX_LOOP0] + work.at[INDEX_LOOP0]) * item.extent[INDEX_LOOP1] +
              work.at[INDEX_LOOP1]) * heads + work.at[INDEX_HEAD];
         each_query_block(tile, [&](int u, int t) {
-            const int stage = slot_of<S::STAGES>(turn);
-            mbarrier_wait(&bars.q_empty[stage], parity_of<S::STAGES>(turn) ^ 1);
+            const int stage = slot_of<S::Q_STAGES>(turn);
+            mbarrier_wait(&bars.q_empty[stage], parity_of<S::Q_STAGES>(turn) ^ 1);
             const int first = t * S::QUERIES;
 #pragma unroll
             for (int i = 0; i < S::QUERIES / 64; i++) { /* rows 2 l and 2 l + 1 of each 64 */
@@ -223,7 +232,7 @@ template <class S> __device__ __forceinline__ void fetch_back_rows(const BackTma
                 block_interval(job, work, t, S::QUERIES, &lo, &hi);
                 const int lowest = lo / BACK_KEYS, highest = (hi - 1) / BACK_KEYS, own_block = tile.key / BACK_KEYS;
                 rows.order = job.last_first ? highest - own_block : own_block - lowest;
-                rows.last = rows.order == highest - lowest;
+                rows.last = rows.order == highest - lowest && RA_BACK_SUMS == 2;
             }
             __syncwarp();
             if (lane < LANES) mbarrier_arrive(&bars.rows_full[stage]);
@@ -238,6 +247,19 @@ template <class S> __device__ __forceinline__ void fetch_back_rows(const BackTma
 template <class S>
 __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, const unsigned char *dq, BackBarriers<S> &bars) {
     uint32_t turn = 0; /* blocks of query rows */
+    uint32_t *owed = nullptr, owed_order = 0; /* a block whose sums are under way: the next tile is to be told */
+    const auto time = [&](int phase) { stamp(back.clocks, 2 + wg, turn, phase); };
+    const auto tell = [&] {
+        time(CLOCK_ADD_THERE);
+        store_release(owed, owed_order);
+        owed = nullptr;
+        time(CLOCK_ADD_TOLD);
+    };
+    const auto settle = [&] {
+        if (!owed) return;
+        bulk_wait(); /* until the sums are there */
+        tell();
+    };
 #pragma unroll 1
     for (uint32_t works = 0;; works++) {
         const BackTile &work = bars.work[works & 1];
@@ -245,29 +267,50 @@ __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, co
         if (work.base.item < 0) return;
         const int count = work.count * work.group;
         mbarrier_arrive(&bars.work_empty[works & 1]);
+        bool come = false; /* the turn, as seen before */
 #pragma unroll 1
         for (int i = 0; i < count; i++, turn++) {
             const BackRows &rows = bars.rows[turn % BACK_ROWS];
-            mbarrier_wait(&bars.dq_full[wg], turn & 1);
-            const int order = rows.order;
-            if (rows.last) { /* those who computed it make the result */
-                mbarrier_arrive(&bars.dq_empty[wg]);
+            const int buffer = slot_of<S::DQ_BUFFERS>(turn);
+            const unsigned char *from = dq + buffer * S::DQ_BYTES;
+            time(CLOCK_ADD_BEGIN);
+            mbarrier_wait(&bars.dq_full[wg][buffer], parity_of<S::DQ_BUFFERS>(turn));
+            time(CLOCK_ADD_FULL);
+            if (rows.last || RA_BACK_SUMS == 0) { /* those who computed it make the result */
+                mbarrier_arrive(&bars.dq_empty[wg][buffer]);
+                settle();
+                come = false;
                 continue;
             }
+            const uint32_t order = (uint32_t)rows.order;
             uint32_t *told = rows.turn + wg;
             float *sums = back.sums + (told - back.turns) * (S::DQ_BYTES / 4);
-            if (order > 0) {
-                await_turn(told, (uint32_t)order);
-                bulk_add(sums, dq, S::DQ_BYTES);
-            } else {
-                bulk_store(sums, dq, S::DQ_BYTES);
+            if (RA_BACK_SUMS == 2 && order > 0 && !come && load_acquire(told) < order) {
+                settle(); /* others may wait for it meanwhile */
+                await_turn(told, order);
             }
+            time(CLOCK_ADD_TURN);
+            if (order > 0 || RA_BACK_SUMS == 1) bulk_add(sums, from, S::DQ_BYTES);
+            else bulk_store(sums, from, S::DQ_BYTES);
             bulk_commit();
             bulk_wait_read();
-            mbarrier_arrive(&bars.dq_empty[wg]);
-            bulk_wait(); /* until the sums are there */
-            store_release(told, (uint32_t)order + 1);
+            mbarrier_arrive(&bars.dq_empty[wg][buffer]);
+            time(CLOCK_ADD_READ);
+            if (RA_BACK_SUMS == 1) continue;
+            if (owed) {
+                bulk_wait_but_one();
+                tell();
+            }
+            owed = told, owed_order = order + 1;
+            if (!RA_BACK_DEFER) {
+                settle();
+            } else if (come = i + 1 < count; come) {
+                /* Those who handed this block over knew the next one. */
+                const BackRows &next = bars.rows[(turn + 1) % BACK_ROWS];
+                come = next.order == 0 || load_acquire(next.turn + wg) >= (uint32_t)next.order;
+            }
         }
+        settle();
     }
 }
 
@@ -321,9 +364,13 @@ template <typename T, class S>
 __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigned char *k, unsigned char *v, unsigned char *q,
                                                  unsigned char *dout, unsigned char *ds_memory, unsigned char *dq_memory,
                                                  BackBarriers<S> &bars) {
-    constexpr int D = S::D, QUERIES = S::QUERIES, STAGES = S::STAGES;
+    constexpr int D = S::D, QUERIES = S::QUERIES;
+    constexpr bool EARLY = RA_BACK_ORDER >= 1, AHEAD = RA_BACK_ORDER == 2; /* dV, and S of the next block */
     const Job &job = back.job;
-    const auto wg = [] { return (int)(threadIdx.x / 128) - 1; };
+    const auto wg = [] {
+        const int group = (int)(threadIdx.x / 128);
+        return (RA_BACK_UNIFORM ? uniform(group) : group) - 1;
+    };
     const auto warp = [] { return (int)(threadIdx.x / 32 & 3); };
     const auto lane = [] { return (int)(threadIdx.x & 31); };
     const auto own = [] { return (int)(threadIdx.x / 32) - 4; }; /* this warp's number */
@@ -339,8 +386,9 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
     };
     const auto dq_store = [&] {
         const uint32_t thread = afresh(threadIdx.x);
-        return shared_address(dq_memory) + (thread / 128 - 1) * S::DQ_BYTES + thread % 128 * 16;
+        return shared_address(dq_memory) + (thread / 128 - 1) * (S::DQ_BUFFERS * S::DQ_BYTES) + thread % 128 * 16;
     };
+    const auto time = [&](uint32_t n, int phase) { stamp(back.clocks, wg(), n, phase); };
     const float scale_log2 = job.scale_log2;
     uint32_t turn = 0; /* blocks of query rows */
     float dk[D / 2], dv[D / 2];
@@ -375,6 +423,7 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
         const uint32_t ds = at(ds_memory, S::BY_COLUMNS ? 0 : S::DS_PANEL) + (n & 1) * (S::DS_BYTES >> 4);
         const uint32_t keys = at(k, S::BY_COLUMNS ? BACK_KEYS * 128 : 0);
         mbarrier_wait(&bars.ds_full[n & 1], n / 2 & 1);
+        time(n + 1, CLOCK_DS_FULL);
         wgmma_fence();
         Wgmma<T, 64>::tt_begin(dq, ds, keys);
 #pragma unroll
@@ -385,15 +434,17 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
     auto add_queries = [&](uint32_t n, float (&dq)[32]) {
         const BackRows &rows = bars.rows[n % BACK_ROWS];
         const bool last = uniform(rows.last);
-        mbarrier_wait(&bars.dq_empty[wg()], (n & 1) ^ 1);
+        const int buffer = slot_of<S::DQ_BUFFERS>(n);
+        mbarrier_wait(&bars.dq_empty[wg()][buffer], parity_of<S::DQ_BUFFERS>(n) ^ 1);
+        time(n + 1, CLOCK_DQ_EMPTY);
         if (!last) {
-            const uint32_t to = dq_store();
+            const uint32_t to = dq_store() + buffer * S::DQ_BYTES;
 #pragma unroll
             for (int j = 0; j < 8; j++) store_shared(to + j * 2048, &dq[4 * j]);
             fence_async_shared();
         }
         __syncwarp();
-        release(&bars.dq_full[wg()]);
+        release(&bars.dq_full[wg()][buffer]);
         if (!last) return;
         const int row = (S::BY_COLUMNS ? 0 : wg() * 64) + warp() * 16 + lane() / 4, column = S::BY_COLUMNS ? wg() * 64 : 0;
         const bool valid = row < rows.rows, valid8 = row + 8 < rows.rows;
@@ -425,26 +476,63 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
         mbarrier_wait(&bars.k_full, works & 1);
         mbarrier_wait(&bars.v_full, works & 1);
 
-        /* One block of query rows; the first of a tile has no dQ to add yet. */
-        auto step = [&](auto first_of_tile, bool last_of_tile) {
+        if constexpr (AHEAD) {
+#pragma unroll
+            for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0.f;
+        }
+        float s[QUERIES / 2], dp[QUERIES / 2];
+        uint32_t p[QUERIES / 4], ds[QUERIES / 4];
+        /* S and dP of block number n. */
+        auto score_queries = [&](uint32_t n) {
+            const int stage = slot_of<S::Q_STAGES>(n);
+            mbarrier_wait(&bars.q_full[stage], parity_of<S::Q_STAGES>(n));
+            time(n, CLOCK_Q);
+            wgmma_fence();
+            score(s, at(k, 64 * 128), at(q) + (uint32_t)stage * (S::Q_BYTES >> 4));
+        };
+        auto score_douts = [&](uint32_t n) {
+            const int stage = slot_of<S::DOUT_STAGES>(n);
+            mbarrier_wait(&bars.dout_full[stage], parity_of<S::DOUT_STAGES>(n));
+            time(n, CLOCK_DOUT);
+            wgmma_fence();
+            score(dp, at(v, 64 * 128), at(dout) + (uint32_t)stage * (S::Q_BYTES >> 4));
+        };
+        /* dV += P dO and dK += dS Q, query rows from 16 begin on; a begins with them. */
+        auto multiply = [&](bool begins, float (&to)[D / 2], const uint32_t *a, uint32_t rows, int begin, int end) {
+#pragma unroll
+            for (int j = begin; j < end; j++, a += 4) {
+                const uint32_t b = rows + (j * 2048 >> 4);
+                if (begins && j == 0) Wgmma<T, D>::rs_begin(to, a[0], a[1], a[2], a[3], b);
+                else Wgmma<T, D>::rs(to, a[0], a[1], a[2], a[3], b);
+            }
+        };
+        auto multiply_p = [&](bool begins, int begin, int end) {
+            const uint32_t offset = (uint32_t)slot_of<S::DOUT_STAGES>(turn) * (S::Q_BYTES >> 4);
+            multiply(begins, dv, &p[4 * begin], at(dout, 0, QUERIES * 128) + offset, begin, end);
+        };
+        auto multiply_q = [&](bool begins) {
+            const uint32_t offset = (uint32_t)slot_of<S::Q_STAGES>(turn) * (S::Q_BYTES >> 4);
+            multiply(begins, dk, ds, at(q, 0, QUERIES * 128) + offset, 0, QUERIES / 16);
+            wgmma_commit();
+        };
+        /* P and dS of block number `turn`, whose S and dP are the last products under way; dS to shared memory, too. EARLY: and
+         * dV, which is under way afterwards. */
+        auto weigh = [&](auto first_of_tile, bool last_of_tile) {
             constexpr bool FIRST = decltype(first_of_tile)::value;
-            const int stage = slot_of<STAGES>(turn);
-            const uint32_t parity = parity_of<STAGES>(turn), offset = (uint32_t)stage * (S::Q_BYTES >> 4);
-            float s[QUERIES / 2], dp[QUERIES / 2];
-            mbarrier_wait(&bars.q_full[stage], parity);
-            const uint32_t keys = at(k, 64 * 128), values = at(v, 64 * 128);
-            wgmma_fence();
-            score(s, keys, at(q) + offset);
-            mbarrier_wait(&bars.dout_full[stage], parity);
-            wgmma_fence();
-            score(dp, values, at(dout) + offset);
-            mbarrier_wait(&bars.rows_full[stage], parity);
+            const int stage = slot_of<S::Q_STAGES>(turn);
+            mbarrier_wait(&bars.rows_full[stage], parity_of<S::Q_STAGES>(turn));
+            time(turn, CLOCK_ROWS);
             const float4 *stats = &bars.stats[stage][lane() & 3];
             const int first = bars.rows[turn % BACK_ROWS].first;
             const int2 all = bars.all[own()];
             const bool masked = first < all.x || first + QUERIES > all.y;
             wgmma_wait<1>();
             wgmma_settle(s);
+            time(turn, CLOCK_S);
+            if constexpr (AHEAD && !FIRST) {
+                wgmma_settle(dk);
+                release(&bars.q_empty[slot_of<S::Q_STAGES>(turn - 1)]); /* dK was issued before S */
+            }
 #pragma unroll
             for (int g = 0; g < QUERIES / 8; g++) {
                 const float2 lse = *reinterpret_cast<const float2 *>(stats + g * 4);
@@ -452,64 +540,146 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
                 for (int e = 0; e < 4; e++) s[4 * g + e] = exp2_fast(fmaf(s[4 * g + e], scale_log2, e & 1 ? lse.y : lse.x));
             }
             if (masked) mask_rows(s, first);
-            wgmma_wait<0>();
-            wgmma_settle(dp);
-            if (last_of_tile) release(&bars.v_empty);
-            uint32_t p[QUERIES / 4], ds[QUERIES / 4];
+            constexpr int PART = EARLY ? S::PART : QUERIES;
 #pragma unroll
-            for (int g = 0; g < QUERIES / 8; g++) {
-                const float2 delta = *(reinterpret_cast<const float2 *>(stats + g * 4) + 1);
+            for (int part = 0; part < QUERIES / PART; part++) {
+                const int begin = part * PART, end = begin + PART; /* query rows */
+                if constexpr (EARLY) {
 #pragma unroll
-                for (int r = 0; r < 2; r++) { /* keys r and r + 8 */
-                    const int e = 4 * g + 2 * r;
-                    p[2 * g + r] = pack<T>(s[e], s[e + 1]);
-                    ds[2 * g + r] = pack<T>(s[e] * (dp[e] - delta.x), s[e + 1] * (dp[e + 1] - delta.y));
-                    /* In this order: what a group no longer needs is free before the next begins. */
-                    asm volatile("" : "+r"(p[2 * g + r]), "+r"(ds[2 * g + r])::"memory");
+                    for (int i = begin / 4; i < end / 4; i++) {
+                        p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+                        asm volatile("" : "+r"(p[i])::"memory");
+                    }
+                    wgmma_fence();
+                    multiply_p(FIRST && !AHEAD, begin / 16, end / 16);
+                    wgmma_commit();
                 }
-            }
-            mbarrier_wait(&bars.ds_empty[turn & 1], (turn / 2 & 1) ^ 1);
-            const uint32_t ds_to = ds_store();
+                if (part == 0) {
+                    time(turn, CLOCK_P);
+                    wgmma_wait<EARLY ? 1 : 0>();
+                    wgmma_settle(dp);
+                    time(turn, CLOCK_DP);
+                    if (last_of_tile) release(&bars.v_empty);
+                }
 #pragma unroll
-            for (int g = 0; g < QUERIES / 16; g++)
-                stmatrix_4((ds_to ^ (g * 2 % 8 << 4)) + (turn & 1) * S::DS_BYTES + g / 4 * S::DS_PANEL, ds[4 * g],
-                           ds[4 * g + 1], ds[4 * g + 2], ds[4 * g + 3]);
+                for (int g = begin / 8; g < end / 8; g++) {
+                    const float2 delta = *(reinterpret_cast<const float2 *>(stats + g * 4) + 1);
+#pragma unroll
+                    for (int r = 0; r < 2; r++) { /* keys r and r + 8 */
+                        const int e = 4 * g + 2 * r;
+                        /* In this order: what a group no longer needs is free before the next begins. */
+                        if constexpr (!EARLY) {
+                            p[2 * g + r] = pack<T>(s[e], s[e + 1]);
+                            asm volatile("" : "+r"(p[2 * g + r])::"memory");
+                        }
+                        ds[2 * g + r] = pack<T>(s[e] * (dp[e] - delta.x), s[e + 1] * (dp[e + 1] - delta.y));
+                        asm volatile("" : "+r"(ds[2 * g + r])::"memory");
+                    }
+                }
+                if (part == 0) {
+                    time(turn, CLOCK_DS);
+                    mbarrier_wait(&bars.ds_empty[turn & 1], (turn / 2 & 1) ^ 1);
+                    time(turn, CLOCK_DS_EMPTY);
+                }
+                const uint32_t ds_to = ds_store();
+#pragma unroll
+                for (int g = begin / 16; g < end / 16; g++)
+                    stmatrix_4((ds_to ^ (g * 2 % 8 << 4)) + (turn & 1) * S::DS_BYTES + g / 4 * S::DS_PANEL, ds[4 * g],
+                               ds[4 * g + 1], ds[4 * g + 2], ds[4 * g + 3]);
+            }
             fence_async_shared();
             __syncwarp();
             release(&bars.ds_full[turn & 1]);
-
-            wgmma_settle(p);
-            wgmma_settle(ds);
-            float dq[32];
-            if constexpr (!FIRST) multiply_ds(turn - 1, dq);
-            wgmma_fence();
-            auto multiply = [&](float (&to)[D / 2], const uint32_t (&a)[QUERIES / 4], uint32_t rows) {
-#pragma unroll
-                for (int j = 0; j < QUERIES / 16; j++) {
-                    const uint32_t b = rows + offset + (j * 2048 >> 4);
-                    if (FIRST && j == 0) Wgmma<T, D>::rs_begin(to, a[4 * j], a[4 * j + 1], a[4 * j + 2], a[4 * j + 3], b);
-                    else Wgmma<T, D>::rs(to, a[4 * j], a[4 * j + 1], a[4 * j + 2], a[4 * j + 3], b);
-                }
+            time(turn, CLOCK_DS_STORED);
+        };
+        /* dQ of block number n is there. */
+        auto take_dq = [&](uint32_t n, float (&dq)[32]) {
+            wgmma_settle(dq);
+            time(n + 1, CLOCK_DQ);
+            release(&bars.ds_empty[n & 1]);
+            add_queries(n, dq);
+            time(n + 1, CLOCK_DQ_DONE);
+        };
+        if constexpr (AHEAD) {
+            auto finish = [&] { /* waits for dV, so that its operands are free */
+                wgmma_wait<0>();
+                wgmma_settle(dv);
+                release(&bars.dout_empty[slot_of<S::DOUT_STAGES>(turn)]);
+                time(turn, CLOCK_END);
             };
-            multiply(dv, p, at(dout, 0, QUERIES * 128));
-            multiply(dk, ds, at(q, 0, QUERIES * 128));
-            wgmma_commit();
-            if constexpr (!FIRST) {
-                wgmma_wait<1>();
-                wgmma_settle(dq);
-                release(&bars.ds_empty[(turn - 1) & 1]);
-                add_queries(turn - 1, dq);
+            /* dQ of the block before, dK of this one; S, dP, P, dV and dS of the next. */
+            auto step = [&](auto first_of_tile, bool next_is_last) {
+                constexpr bool FIRST = decltype(first_of_tile)::value;
+                float dq[32];
+                wgmma_settle(ds);
+                if constexpr (!FIRST) multiply_ds(turn - 1, dq);
+                wgmma_fence();
+                multiply_q(false);
+                score_queries(turn + 1);
+                time(turn + 1, CLOCK_ISSUED);
+                if constexpr (!FIRST) {
+                    wgmma_wait<2>();
+                    take_dq(turn - 1, dq);
+                }
+                score_douts(turn + 1);
+                turn++;
+                weigh(Constant<false>{}, next_is_last);
+                finish();
+            };
+            score_queries(turn);
+            score_douts(turn);
+            weigh(Constant<true>{}, count == 1);
+            finish();
+            if (count > 1) {
+                step(Constant<true>{}, count == 2);
+#pragma unroll 1
+                for (int i = 2; i < count; i++) step(Constant<false>{}, i == count - 1);
+                float dq[32];
+                multiply_ds(turn - 1, dq);
+                wgmma_wait<0>();
+                take_dq(turn - 1, dq);
             }
+            wgmma_settle(ds);
+            wgmma_fence();
+            multiply_q(false);
             wgmma_wait<0>();
             wgmma_settle(dk);
-            wgmma_settle(dv);
-            release(&bars.dout_empty[stage]);
-            release(&bars.q_empty[stage]);
+            release(&bars.q_empty[slot_of<S::Q_STAGES>(turn)]);
             turn++;
-        };
-        step(Constant<true>{}, count == 1);
+        } else {
+            /* One block of query rows; the first of a tile has no dQ to add yet. */
+            auto step = [&](auto first_of_tile, bool last_of_tile) {
+                constexpr bool FIRST = decltype(first_of_tile)::value;
+                time(turn, CLOCK_BEGIN);
+                score_queries(turn);
+                score_douts(turn);
+                weigh(first_of_tile, last_of_tile);
+                if constexpr (!EARLY) wgmma_settle(p);
+                wgmma_settle(ds);
+                float dq[32];
+                if constexpr (!FIRST) multiply_ds(turn - 1, dq);
+                wgmma_fence();
+                if constexpr (!EARLY) multiply_p(FIRST, 0, QUERIES / 16);
+                multiply_q(FIRST);
+                time(turn, CLOCK_ISSUED);
+                const int dout_stage = slot_of<S::DOUT_STAGES>(turn);
+                if constexpr (!FIRST) {
+                    wgmma_wait<1>();
+                    if constexpr (EARLY) release(&bars.dout_empty[dout_stage]); /* dV was issued before dQ */
+                    take_dq(turn - 1, dq);
+                }
+                wgmma_wait<0>();
+                wgmma_settle(dk);
+                wgmma_settle(dv);
+                if constexpr (FIRST || !EARLY) release(&bars.dout_empty[dout_stage]);
+                release(&bars.q_empty[slot_of<S::Q_STAGES>(turn)]);
+                time(turn, CLOCK_END);
+                turn++;
+            };
+            step(Constant<true>{}, count == 1);
 #pragma unroll 1
-        for (int i = 1; i < count; i++) step(Constant<false>{}, i == count - 1);
+            for (int i = 1; i < count; i++) step(Constant<false>{}, i == count - 1);
+        }
 
         float dq[32];
         multiply_ds(turn - 1, dq);
@@ -535,19 +705,21 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
 template <typename T, class S>
 __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_constant__ BackTmaJob back) {
     extern __shared__ __align__(1024) unsigned char k[]; /* the swizzle is by address: tiles start at multiples of 1024 */
-    unsigned char *v = k + S::KV_BYTES, *q = v + S::KV_BYTES, *dout = q + S::STAGES * S::Q_BYTES,
-                  *ds = dout + S::STAGES * S::Q_BYTES, *dq = ds + 2 * S::DS_BYTES;
-    auto &bars = *reinterpret_cast<BackBarriers<S> *>(dq + 2 * S::DQ_BYTES);
+    unsigned char *v = k + S::KV_BYTES, *q = v + S::KV_BYTES, *dout = q + S::Q_STAGES * S::Q_BYTES,
+                  *ds = dout + S::DOUT_STAGES * S::Q_BYTES, *dq = ds + 2 * S::DS_BYTES;
+    auto &bars = *reinterpret_cast<BackBarriers<S> *>(dq + 2 * S::DQ_BUFFERS * S::DQ_BYTES);
 
     if (threadIdx.x == 0) {
         if (shared_address(k) % 1024) __trap();
         const int warps = BACK_WARPS * LANES;
-        for (int i = 0; i < S::STAGES; i++) {
+        for (int i = 0; i < S::Q_STAGES; i++) {
             mbarrier_init(&bars.q_full[i], 1);
             mbarrier_init(&bars.q_empty[i], warps);
+            mbarrier_init(&bars.rows_full[i], LANES);
+        }
+        for (int i = 0; i < S::DOUT_STAGES; i++) {
             mbarrier_init(&bars.dout_full[i], 1);
             mbarrier_init(&bars.dout_empty[i], warps);
-            mbarrier_init(&bars.rows_full[i], LANES);
         }
         mbarrier_init(&bars.k_full, 1);
         mbarrier_init(&bars.k_empty, warps);
@@ -556,8 +728,10 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_cons
         for (int i = 0; i < 2; i++) {
             mbarrier_init(&bars.ds_full[i], warps);
             mbarrier_init(&bars.ds_empty[i], warps);
-            mbarrier_init(&bars.dq_full[i], warps / 2);
-            mbarrier_init(&bars.dq_empty[i], 1);
+            for (int j = 0; j < S::DQ_BUFFERS; j++) {
+                mbarrier_init(&bars.dq_full[i][j], warps / 2);
+                mbarrier_init(&bars.dq_empty[i][j], 1);
+            }
             mbarrier_init(&bars.work_full[i], LANES);
             mbarrier_init(&bars.work_empty[i], warps + 3 + LANES); /* and those who load, add and fetch */
         }
@@ -570,7 +744,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_cons
         const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31;
         if (warp == 0) load_back_tiles<S>(back, k, v, q, dout, bars);
         else if (warp == 1) fetch_back_rows<S>(back, bars);
-        else if (lane == 0) add_back_sums<S>(back, warp - 2, dq + (warp - 2) * S::DQ_BYTES, bars);
+        else if (lane == 0) add_back_sums<S>(back, warp - 2, dq + (warp - 2) * S::DQ_BUFFERS * S::DQ_BYTES, bars);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::CONSUMER_REGISTERS));
         consume_backward<T, S>(back, k, v, q, dout, ds, dq, bars);

@@ -12,8 +12,8 @@ template <class S> static constexpr Variant back_variant() {
     return {S::D, S::QUERIES, BACK_KEYS, S::THREADS, back_shared_bytes<S>(), {bf16_kernel, f16_kernel}};
 }
 
-static const Variant backward_d64 = back_variant<BackShape<64, 128, 2>>();
-static const Variant backward_d128 = back_variant<BackShape<128, 64, 2>>();
+static const Variant backward_d64 = back_variant<BackShape<64, 128>>();
+static const Variant backward_d128 = back_variant<BackShape<128, 64>>();
 
 static const Variant *variant_of(const ra_problem *p) { return p->head_dim == 64 ? &backward_d64 : &backward_d128; }
 
@@ -44,7 +44,7 @@ static int64_t turns_bytes(int64_t blocks) { return ra_round_up(blocks * 2 * (in
 
 int64_t scratch_sm90_backward(const ra_problem *p) {
     const int64_t blocks = block_room(p, variant_of(p));
-    return SCRATCH_TURNS + turns_bytes(blocks) + blocks * SUMS_BYTES;
+    return SCRATCH_TURNS + turns_bytes(blocks) + blocks * SUMS_BYTES + CLOCK_BYTES;
 }
 
 /* Blocks of query rows of all items, over all query heads. */
@@ -73,11 +73,14 @@ static void start(const ra_backward_step *step, int64_t blocks, BackTmaJob *back
     back->doubt = job->counter + 1;
     back->turns = reinterpret_cast<uint32_t *>(scratch + SCRATCH_TURNS);
     back->sums = reinterpret_cast<float *>(scratch + SCRATCH_TURNS + turns_bytes(blocks));
+    back->clocks = reinterpret_cast<uint32_t *>(scratch + SCRATCH_TURNS + turns_bytes(blocks) + blocks * SUMS_BYTES);
+    back->down = RA_BACK_DOWN && job->last_first;
+    if (back->down) job->last_first = false;
 }
 
 /* So many instances alternate that the tile before has a head start of three blocks of queries when the GPU is full. */
 static uint32_t section_of(const JobItem &item, uint32_t walk, int processors) {
-    return (uint32_t)ra_max(1, ra_min((int64_t)item.instances, ra_ceil_div(3 * (int64_t)processors, walk)));
+    return (uint32_t)ra_max(1, ra_min((int64_t)item.instances, ra_ceil_div(RA_BACK_HEAD_START * (int64_t)processors, walk)));
 }
 
 /* False: the kernel does not take the item. */

@@ -36,6 +36,8 @@ struct BackTmaJob {
     ra_tensor dq, delta;
     float *sums;     /* of dq, as the kernel lays them out, block by block; anything is in them before */
     uint32_t *turns; /* [blocks of query rows][2]: how many tiles have added to each half; 0 before */
+    uint32_t *clocks; /* see sm90_clocks.cuh */
+    bool down;        /* tiles walk their blocks of query rows from last to first */
     uint32_t *doubt; /* becomes 1 if a result is not finite: a masked row may have got into it */
     Job job;         /* its blocks are of keys, and an instance is that of all heads of a group */
 };
@@ -44,7 +46,8 @@ struct BackTmaJob {
 struct BackTile {
     Work base;
     int32_t key;          /* the first one */
-    int32_t first, count; /* blocks of query rows of each query head */
+    int32_t first, count; /* blocks of query rows of each query head, */
+    bool down;            /* walked from last to first */
     int32_t group;        /* query heads */
     int64_t dk, dv;       /* elements from the results' start to the row of key 0 */
     int32_t place[BACK_TENSORS][3];
@@ -97,6 +100,7 @@ static __device__ __noinline__ void find_back_tile(const BackTmaJob &back, uint3
     const JobItem &item = job.items[work.item];
     const BackTmaItem &own = back.items[work.item];
     tile->group = own.group;
+    tile->down = back.down;
     work.head = (item.head_start + work.at[INDEX_HEAD] * item.head_step) * own.group;
     const int64_t row = item.k.row + work.at[INDEX_LOOP0] * item.k.row_loop[0] + work.at[INDEX_LOOP1] * item.k.row_loop[1];
     tile->dk = work.batch * own.dk.batch + row * own.dk.row + work.at[INDEX_HEAD] * own.dk.head;
