@@ -243,79 +243,14 @@ template <class S> __device__ __forceinline__ void fetch_back_rows(const BackTma
     }
 }
 
-/* A warpgroup's part of dQ from shared memory to its sums, when it is this tile's turn. By one thread. */
-template <class S>
-__device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, const unsigned char *dq, BackBarriers<S> &bars) {
-    uint32_t turn = 0; /* blocks of query rows */
-    uint32_t *owed = nullptr, owed_order = 0; /* a block whose sums are under way: the next tile is to be told */
-    const auto time = [&](int phase) { stamp(back.clocks, 2 + wg, turn, phase); };
-    const auto tell = [&] {
-        time(CLOCK_ADD_THERE);
-        store_release(owed, owed_order);
-        owed = nullptr;
-        time(CLOCK_ADD_TOLD);
-    };
-    const auto settle = [&] {
-        if (!owed) return;
-        bulk_wait(); /* until the sums are there */
-        tell();
-    };
-#pragma unroll 1
-    for (uint32_t works = 0;; works++) {
-        const BackTile &work = bars.work[works & 1];
-        mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
-        if (work.base.item < 0) return;
-        const int count = work.count * work.group;
-        mbarrier_arrive(&bars.work_empty[works & 1]);
-        bool come = false; /* the turn, as seen before */
-#pragma unroll 1
-        for (int i = 0; i < count; i++, turn++) {
-            const BackRows &rows = bars.rows[turn % BACK_ROWS];
-            const int buffer = slot_of<S::DQ_BUFFERS>(turn);
-            const unsigned char *from = dq + buffer * S::DQ_BYTES;
-            time(CLOCK_ADD_BEGIN);
-            mbarrier_wait(&bars.dq_full[wg][buffer], parity_of<S::DQ_BUFFERS>(turn));
-            time(CLOCK_ADD_FULL);
-            if (rows.last || RA_BACK_SUMS == 0) { /* those who computed it make the result */
-                mbarrier_arrive(&bars.dq_empty[wg][buffer]);
-                settle();
-                come = false;
-                continue;
-            }
-            const uint32_t order = (uint32_t)rows.order;
-            uint32_t *told = rows.turn + wg;
-            float *sums = back.sums + (told - back.turns) * (S::DQ_BYTES / 4);
-            if (RA_BACK_SUMS == 2 && order > 0 && !come && load_acquire(told) < order) {
-                settle(); /* others may wait for it meanwhile */
-                await_turn(told, order);
-            }
-            time(CLOCK_ADD_TURN);
-            if (order > 0 || RA_BACK_SUMS == 1) bulk_add(sums, from, S::DQ_BYTES);
-            else bulk_store(sums, from, S::DQ_BYTES);
-            bulk_commit();
-            bulk_wait_read();
-            mbarrier_arrive(&bars.dq_empty[wg][buffer]);
-            time(CLOCK_ADD_READ);
-            if (RA_BACK_SUMS == 1) continue;
-            if (owed) {
-                bulk_wait_but_one();
-                tell();
-            }
-            owed = told, owed_order = order + 1;
-            if (!RA_BACK_DEFER) {
-                settle();
-            } else if (come = i + 1 < count; come) {
-                /* Those who handed this block over knew the next one. */
-                const BackRows &next = bars.rows[(turn + 1) % BACK_ROWS];
-                come = next.order == 0 || load_acquire(next.turn + wg) >= (uint32_t)next.order;
-            }
-        }
-        settle();
-    }
-}
-
 /* ------------------------------------------------------------------------------------------------------------------ sums */
 
+__device__ __forceinline__ void load_shared(uint32_t from, float *x) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "r"(from)
+                 : "memory");
+}
 __device__ __forceinline__ void store_shared(uint32_t to, const float *x) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
 }
@@ -356,6 +291,114 @@ template <int R> __device__ __forceinline__ bool all_finite(const float (&o)[R])
     return !__any_sync(~0u, doubt[0] + doubt[1] + doubt[2] + doubt[3] != 0.f);
 }
 
+/* The result of a warpgroup's part of dQ, of which all other sums are there or will be: by the warp that adds, from the
+ * accumulators as the warpgroup stored them. */
+template <typename T, class S>
+__device__ __forceinline__ void finish_queries(const BackTmaJob &back, const BackRows &rows, int wg, const unsigned char *dq) {
+    const int lane = threadIdx.x & 31, column = S::BY_COLUMNS ? wg * 64 : 0;
+    const uint32_t from = shared_address(dq) + lane * 16;
+    const float *sums = back.sums + (rows.turn + wg - back.turns) * (S::DQ_BYTES / 4) + lane * 4;
+    if (rows.order > 0) await_turn(rows.turn + wg, (uint32_t)rows.order);
+    bool fine = true;
+#pragma unroll 1
+    for (int part = 0; part < 8; part++) { /* half of the columns of a warp's rows */
+        const int warp = part / 2, j0 = part % 2 * 4;
+        float x[16];
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            load_shared(from + (j0 + j) * 2048 + warp * 512, &x[4 * j]);
+            if (rows.order > 0) add_stored(sums + (j0 + j) * 512 + warp * 128, &x[4 * j]);
+        }
+        fine = all_finite(x) && fine;
+        const int row = (S::BY_COLUMNS ? 0 : wg * 64) + warp * 16 + lane / 4, first = column + j0 * 8;
+        write_scaled<T, 32>(static_cast<T *>(back.dq.data) + rows.dq + row * rows.dq_step + first, rows.dq_step, x,
+                            back.job.scale, row < rows.rows, row + 8 < rows.rows, 32);
+    }
+    if (!fine && lane == 0) *back.doubt = 1;
+}
+
+/* A warpgroup's part of dQ from shared memory to its sums, when it is this tile's turn. By a whole warp, of which one
+ * thread adds. */
+template <typename T, class S>
+__device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, const unsigned char *dq, BackBarriers<S> &bars) {
+    const int lane = threadIdx.x & 31;
+    uint32_t turn = 0; /* blocks of query rows */
+    uint32_t *owed = nullptr, owed_order = 0; /* a block whose sums are under way: the next tile is to be told */
+    bool come = false;                        /* the turn, as seen before */
+    const auto time = [&](int phase) { stamp(back.clocks, 2 + wg, turn, phase); };
+    const auto tell = [&] {
+        time(CLOCK_ADD_THERE);
+        store_release(owed, owed_order);
+        owed = nullptr;
+        time(CLOCK_ADD_TOLD);
+    };
+    const auto settle = [&] {
+        if (!owed) return;
+        bulk_wait(); /* until the sums are there */
+        tell();
+    };
+    const auto add = [&](const BackRows &rows, int buffer, bool last_of_tile) {
+        const uint32_t order = (uint32_t)rows.order;
+        uint32_t *told = rows.turn + wg;
+        float *sums = back.sums + (told - back.turns) * (S::DQ_BYTES / 4);
+        const unsigned char *from = dq + buffer * S::DQ_BYTES;
+        if (RA_BACK_SUMS == 2 && order > 0 && !come && load_acquire(told) < order) {
+            settle(); /* others may wait for it meanwhile */
+            await_turn(told, order);
+        }
+        time(CLOCK_ADD_TURN);
+        if (order > 0 || RA_BACK_SUMS == 1) bulk_add(sums, from, S::DQ_BYTES);
+        else bulk_store(sums, from, S::DQ_BYTES);
+        bulk_commit();
+        bulk_wait_read();
+        mbarrier_arrive(&bars.dq_empty[wg][buffer]);
+        time(CLOCK_ADD_READ);
+        if (RA_BACK_SUMS == 1) return;
+        if (owed) {
+            bulk_wait_but_one();
+            tell();
+        }
+        owed = told, owed_order = order + 1;
+        come = false;
+        if (!RA_BACK_DEFER || last_of_tile) {
+            settle();
+        } else { /* those who handed this block over knew the next one */
+            const BackRows &next = bars.rows[(turn + 1) % BACK_ROWS];
+            come = next.order == 0 || load_acquire(next.turn + wg) >= (uint32_t)next.order;
+        }
+    };
+#pragma unroll 1
+    for (uint32_t works = 0;; works++) {
+        const BackTile &work = bars.work[works & 1];
+        mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
+        if (work.base.item < 0) return;
+        const int count = work.count * work.group;
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&bars.work_empty[works & 1]);
+#pragma unroll 1
+        for (int i = 0; i < count; i++, turn++) {
+            const BackRows &rows = bars.rows[turn % BACK_ROWS];
+            const int buffer = slot_of<S::DQ_BUFFERS>(turn);
+            time(CLOCK_ADD_BEGIN);
+            mbarrier_wait(&bars.dq_full[wg][buffer], parity_of<S::DQ_BUFFERS>(turn));
+            time(CLOCK_ADD_FULL);
+            if (rows.last || RA_BACK_SUMS == 0) { /* the result, here or by those who computed it */
+                if (lane == 0) settle(); /* others may wait for it meanwhile */
+                __syncwarp();
+                if (RA_BACK_HELP && RA_BACK_SUMS) finish_queries<T, S>(back, rows, wg, dq + buffer * S::DQ_BYTES);
+                __syncwarp();
+                if (lane == 0) {
+                    mbarrier_arrive(&bars.dq_empty[wg][buffer]);
+                    come = false;
+                }
+            } else if (lane == 0) {
+                add(rows, buffer, i + 1 == count);
+            }
+            __syncwarp(); /* the others wait here, where they keep nobody from adding */
+        }
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------------------- consumers */
 
 template <bool B> struct Constant { static constexpr bool value = B; };
@@ -365,7 +408,8 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
                                                  unsigned char *dout, unsigned char *ds_memory, unsigned char *dq_memory,
                                                  BackBarriers<S> &bars) {
     constexpr int D = S::D, QUERIES = S::QUERIES;
-    constexpr bool EARLY = RA_BACK_ORDER >= 1, AHEAD = RA_BACK_ORDER == 2; /* dV, and S of the next block */
+    constexpr bool EARLY = RA_BACK_ORDER >= 1, AHEAD = RA_BACK_ORDER >= 2; /* dV, and S of the next block */
+    constexpr bool SHARE = AHEAD && RA_BACK_SHARE && QUERIES == 64; /* registers of P and dS */
     const Job &job = back.job;
     const auto wg = [] {
         const int group = (int)(threadIdx.x / 128);
@@ -433,7 +477,7 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
     /* Hands dQ of block number n to those who add it, or, where nobody adds later, makes the result of it. */
     auto add_queries = [&](uint32_t n, float (&dq)[32]) {
         const BackRows &rows = bars.rows[n % BACK_ROWS];
-        const bool last = uniform(rows.last);
+        const bool last = !RA_BACK_HELP && uniform(rows.last);
         const int buffer = slot_of<S::DQ_BUFFERS>(n);
         mbarrier_wait(&bars.dq_empty[wg()][buffer], parity_of<S::DQ_BUFFERS>(n) ^ 1);
         time(n + 1, CLOCK_DQ_EMPTY);
@@ -445,7 +489,7 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
         }
         __syncwarp();
         release(&bars.dq_full[wg()][buffer]);
-        if (!last) return;
+        if (RA_BACK_HELP || !last) return;
         const int row = (S::BY_COLUMNS ? 0 : wg() * 64) + warp() * 16 + lane() / 4, column = S::BY_COLUMNS ? wg() * 64 : 0;
         const bool valid = row < rows.rows, valid8 = row + 8 < rows.rows;
         if (uniform(rows.order) > 0) {
@@ -481,7 +525,8 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
             for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0.f;
         }
         float s[QUERIES / 2], dp[QUERIES / 2];
-        uint32_t p[QUERIES / 4], ds[QUERIES / 4];
+        uint32_t p[QUERIES / 4], own_ds[QUERIES / 4];
+        uint32_t(&ds)[QUERIES / 4] = SHARE ? p : own_ds;
         /* S and dP of block number n. */
         auto score_queries = [&](uint32_t n) {
             const int stage = slot_of<S::Q_STAGES>(n);
@@ -540,52 +585,87 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
                 for (int e = 0; e < 4; e++) s[4 * g + e] = exp2_fast(fmaf(s[4 * g + e], scale_log2, e & 1 ? lse.y : lse.x));
             }
             if (masked) mask_rows(s, first);
-            constexpr int PART = EARLY ? S::PART : QUERIES;
+            auto delta_of = [&](int g) { return *(reinterpret_cast<const float2 *>(stats + g * 4) + 1); };
+            auto pack_p = [&](int begin, int end) {
 #pragma unroll
-            for (int part = 0; part < QUERIES / PART; part++) {
-                const int begin = part * PART, end = begin + PART; /* query rows */
-                if constexpr (EARLY) {
-#pragma unroll
-                    for (int i = begin / 4; i < end / 4; i++) {
-                        p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
-                        asm volatile("" : "+r"(p[i])::"memory");
-                    }
-                    wgmma_fence();
-                    multiply_p(FIRST && !AHEAD, begin / 16, end / 16);
-                    wgmma_commit();
+                for (int i = begin / 4; i < end / 4; i++) {
+                    p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+                    asm volatile("" : "+r"(p[i])::"memory");
                 }
-                if (part == 0) {
-                    time(turn, CLOCK_P);
-                    wgmma_wait<EARLY ? 1 : 0>();
-                    wgmma_settle(dp);
-                    time(turn, CLOCK_DP);
-                    if (last_of_tile) release(&bars.v_empty);
-                }
-#pragma unroll
-                for (int g = begin / 8; g < end / 8; g++) {
-                    const float2 delta = *(reinterpret_cast<const float2 *>(stats + g * 4) + 1);
-#pragma unroll
-                    for (int r = 0; r < 2; r++) { /* keys r and r + 8 */
-                        const int e = 4 * g + 2 * r;
-                        /* In this order: what a group no longer needs is free before the next begins. */
-                        if constexpr (!EARLY) {
-                            p[2 * g + r] = pack<T>(s[e], s[e + 1]);
-                            asm volatile("" : "+r"(p[2 * g + r])::"memory");
-                        }
-                        ds[2 * g + r] = pack<T>(s[e] * (dp[e] - delta.x), s[e + 1] * (dp[e + 1] - delta.y));
-                        asm volatile("" : "+r"(ds[2 * g + r])::"memory");
-                    }
-                }
-                if (part == 0) {
-                    time(turn, CLOCK_DS);
-                    mbarrier_wait(&bars.ds_empty[turn & 1], (turn / 2 & 1) ^ 1);
-                    time(turn, CLOCK_DS_EMPTY);
-                }
-                const uint32_t ds_to = ds_store();
+            };
+            auto await_dp = [&](auto pending) {
+                time(turn, CLOCK_P);
+                wgmma_wait<decltype(pending)::value>();
+                wgmma_settle(dp);
+                time(turn, CLOCK_DP);
+                if (last_of_tile) release(&bars.v_empty);
+            };
+            auto await_ds_room = [&] {
+                time(turn, CLOCK_DS);
+                mbarrier_wait(&bars.ds_empty[turn & 1], (turn / 2 & 1) ^ 1);
+                time(turn, CLOCK_DS_EMPTY);
+            };
+            auto store_ds = [&](int begin, int end) {
+                const uint32_t to = ds_store();
 #pragma unroll
                 for (int g = begin / 16; g < end / 16; g++)
-                    stmatrix_4((ds_to ^ (g * 2 % 8 << 4)) + (turn & 1) * S::DS_BYTES + g / 4 * S::DS_PANEL, ds[4 * g],
+                    stmatrix_4((to ^ (g * 2 % 8 << 4)) + (turn & 1) * S::DS_BYTES + g / 4 * S::DS_PANEL, ds[4 * g],
                                ds[4 * g + 1], ds[4 * g + 2], ds[4 * g + 3]);
+            };
+            if constexpr (SHARE) { /* dS takes the registers of P as dV is done with them */
+                pack_p(0, QUERIES);
+                wgmma_fence();
+                multiply_p(false, 0, QUERIES / 32);
+                wgmma_commit();
+                multiply_p(false, QUERIES / 32, QUERIES / 16);
+                wgmma_commit();
+                await_dp(Number<2>{});
+#pragma unroll
+                for (int g = 0; g < QUERIES / 8; g++) {
+                    const float2 delta = delta_of(g);
+#pragma unroll
+                    for (int e = 4 * g; e < 4 * g + 4; e++) {
+                        s[e] *= dp[e] - (e & 1 ? delta.y : delta.x);
+                        asm volatile("" : "+f"(s[e])::"memory");
+                    }
+                }
+                await_ds_room();
+                wgmma_wait<1>();
+                pack_p(0, QUERIES / 2);
+                store_ds(0, QUERIES / 2);
+                wgmma_wait<0>();
+                pack_p(QUERIES / 2, QUERIES);
+                store_ds(QUERIES / 2, QUERIES);
+            } else {
+                constexpr int PART = EARLY ? S::PART : QUERIES;
+#pragma unroll
+                for (int begin = 0; begin < QUERIES; begin += PART) { /* query rows */
+                    const int end = begin + PART;
+                    if constexpr (EARLY) {
+                        pack_p(begin, end);
+                        wgmma_fence();
+                        multiply_p(FIRST && !AHEAD, begin / 16, end / 16);
+                        wgmma_commit();
+                    }
+                    if (begin == 0) await_dp(Number<EARLY ? 1 : 0>{});
+#pragma unroll
+                    for (int g = begin / 8; g < end / 8; g++) {
+                        const float2 delta = delta_of(g);
+#pragma unroll
+                        for (int r = 0; r < 2; r++) { /* keys r and r + 8 */
+                            const int e = 4 * g + 2 * r;
+                            /* In this order: what a group no longer needs is free before the next begins. */
+                            if constexpr (!EARLY) {
+                                p[2 * g + r] = pack<T>(s[e], s[e + 1]);
+                                asm volatile("" : "+r"(p[2 * g + r])::"memory");
+                            }
+                            ds[2 * g + r] = pack<T>(s[e] * (dp[e] - delta.x), s[e + 1] * (dp[e + 1] - delta.y));
+                            asm volatile("" : "+r"(ds[2 * g + r])::"memory");
+                        }
+                    }
+                    if (begin == 0) await_ds_room();
+                    store_ds(begin, end);
+                }
             }
             fence_async_shared();
             __syncwarp();
@@ -615,12 +695,13 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
                 if constexpr (!FIRST) multiply_ds(turn - 1, dq);
                 wgmma_fence();
                 multiply_q(false);
-                score_queries(turn + 1);
+                if constexpr (RA_BACK_ORDER == 3) score_queries(turn + 1);
                 time(turn + 1, CLOCK_ISSUED);
                 if constexpr (!FIRST) {
-                    wgmma_wait<2>();
+                    wgmma_wait<RA_BACK_ORDER == 3 ? 2 : 1>();
                     take_dq(turn - 1, dq);
                 }
+                if constexpr (RA_BACK_ORDER == 2) score_queries(turn + 1);
                 score_douts(turn + 1);
                 turn++;
                 weigh(Constant<false>{}, next_is_last);
@@ -741,10 +822,10 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_cons
 
     if (threadIdx.x < 128) {
         asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::PRODUCER_REGISTERS));
-        const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x & 31;
+        const int warp = (int)threadIdx.x / 32;
         if (warp == 0) load_back_tiles<S>(back, k, v, q, dout, bars);
         else if (warp == 1) fetch_back_rows<S>(back, bars);
-        else if (lane == 0) add_back_sums<S>(back, warp - 2, dq + (warp - 2) * S::DQ_BUFFERS * S::DQ_BYTES, bars);
+        else add_back_sums<T, S>(back, warp - 2, dq + (warp - 2) * S::DQ_BUFFERS * S::DQ_BYTES, bars);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::CONSUMER_REGISTERS));
         consume_backward<T, S>(back, k, v, q, dout, ds, dq, bars);

@@ -8,9 +8,14 @@
 /* When products are issued:
  * 0  S, dP | exp, dS | dQ before, dV, dK
  * 1  S, dP | exp | dV | dS while dV runs | dQ before, dK
- * 2  as 1, and S of the next block of queries behind dK: the warpgroup's queue of products never runs dry */
+ * 2  as 1, and S and dP of the next block while dK runs, once dQ has left: the warpgroup's queue of products hardly runs dry
+ * 3  as 2, but S before dQ has left: 32 registers more */
 #ifndef RA_BACK_ORDER
 #define RA_BACK_ORDER 0
+#endif
+/* From order 2 on: P and dS share registers, and dS is packed when dV is done. */
+#ifndef RA_BACK_SHARE
+#define RA_BACK_SHARE 0
 #endif
 /* The number of the warpgroup is told to be uniform: descriptors then live in uniform registers. */
 #ifndef RA_BACK_UNIFORM
@@ -24,6 +29,10 @@
  * nobody's latency. */
 #ifndef RA_BACK_DEFER
 #define RA_BACK_DEFER 0
+#endif
+/* The last sums of a block and its result are made by the warps that add, not by those that compute. */
+#ifndef RA_BACK_HELP
+#define RA_BACK_HELP 0
 #endif
 /* Causal: keys from first to last, the heaviest tiles first, and queries from last to first. */
 #ifndef RA_BACK_DOWN
