@@ -31,7 +31,8 @@ namespace ra {
 template <int D_, int QUERIES_, int Q_STAGES_ = RA_BACK_Q_STAGES, int DOUT_STAGES_ = RA_BACK_DOUT_STAGES> struct BackShape {
     static constexpr int D = D_, QUERIES = QUERIES_, Q_STAGES = Q_STAGES_, DOUT_STAGES = DOUT_STAGES_;
     static constexpr int PANELS = (D + 63) / 64, THREADS = 384;
-    static constexpr int PART = QUERIES > RA_BACK_PART ? RA_BACK_PART : QUERIES;
+    static constexpr int SPAN = QUERIES > RA_BACK_SPAN ? RA_BACK_SPAN : QUERIES; /* query rows that are scored at once */
+    static constexpr int PART = SPAN > RA_BACK_PART ? RA_BACK_PART : SPAN;
     static constexpr int Q_BYTES = PANELS * QUERIES * 128, KV_BYTES = PANELS * BACK_KEYS * 128;
     static constexpr int DS_PANEL = BACK_KEYS * 128, DS_BYTES = QUERIES / 64 * DS_PANEL;
     static constexpr int DQ_BYTES = 64 * 64 * 4; /* a warpgroup's part of dQ, f32 */
@@ -407,9 +408,9 @@ template <typename T, class S>
 __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigned char *k, unsigned char *v, unsigned char *q,
                                                  unsigned char *dout, unsigned char *ds_memory, unsigned char *dq_memory,
                                                  BackBarriers<S> &bars) {
-    constexpr int D = S::D, QUERIES = S::QUERIES;
-    constexpr bool EARLY = RA_BACK_ORDER >= 1, AHEAD = RA_BACK_ORDER >= 2; /* dV, and S of the next block */
-    constexpr bool SHARE = AHEAD && RA_BACK_SHARE && QUERIES == 64; /* registers of P and dS */
+    constexpr int D = S::D, QUERIES = S::QUERIES, SPAN = S::SPAN;
+    constexpr bool EARLY = RA_BACK_ORDER >= 1 || SPAN < QUERIES, AHEAD = RA_BACK_ORDER >= 2; /* dV, and S of the next block */
+    constexpr bool SHARE = AHEAD && RA_BACK_SHARE && SPAN == QUERIES; /* registers of P and dS */
     const Job &job = back.job;
     const auto wg = [] {
         const int group = (int)(threadIdx.x / 128);
@@ -442,23 +443,23 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
     };
     /* Pairs that are not attended to get weight zero; the first query row of the block is `first`. (Where dP is not finite, dS
      * becomes NaN, which is found in the results.) */
-    auto mask_rows = [&](float (&x)[QUERIES / 2], int first) {
+    auto mask_rows = [&](float (&x)[SPAN / 2], int first) {
         const int2 *range = &bars.ranges[own()][lane() / 4];
         const int column = first + (lane() & 3) * 2;
 #pragma unroll
         for (int r = 0; r < 2; r++) {
             const int lo = range[8 * r].x - column, hi = range[8 * r].y - column;
 #pragma unroll
-            for (int e = 0; e < QUERIES / 4; e++)
+            for (int e = 0; e < SPAN / 4; e++)
                 if (e / 2 * 8 + (e & 1) < lo || e / 2 * 8 + (e & 1) >= hi) x[e / 2 * 4 + 2 * r + (e & 1)] = 0.f;
         }
     };
     /* x = keys rows^T: of keys or values with queries or dout. */
-    auto score = [&](float (&x)[QUERIES / 2], uint32_t keys, uint32_t rows) {
-        Wgmma<T, QUERIES>::ss_begin(x, keys, rows);
+    auto score = [&](float (&x)[SPAN / 2], uint32_t keys, uint32_t rows) {
+        Wgmma<T, SPAN>::ss_begin(x, keys, rows);
 #pragma unroll
         for (int j = 1; j < D / 16; j++)
-            Wgmma<T, QUERIES>::ss_more(x, keys + (j / 4 * (BACK_KEYS * 128) + j % 4 * 32 >> 4),
+            Wgmma<T, SPAN>::ss_more(x, keys + (j / 4 * (BACK_KEYS * 128) + j % 4 * 32 >> 4),
                                        rows + (j / 4 * (QUERIES * 128) + j % 4 * 32 >> 4));
         wgmma_commit();
     };
@@ -520,27 +521,27 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
         mbarrier_wait(&bars.k_full, works & 1);
         mbarrier_wait(&bars.v_full, works & 1);
 
-        if constexpr (AHEAD) {
+        if constexpr (AHEAD && SPAN == QUERIES) {
 #pragma unroll
             for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0.f;
         }
-        float s[QUERIES / 2], dp[QUERIES / 2];
-        uint32_t p[QUERIES / 4], own_ds[QUERIES / 4];
-        uint32_t(&ds)[QUERIES / 4] = SHARE ? p : own_ds;
-        /* S and dP of block number n. */
-        auto score_queries = [&](uint32_t n) {
+        float s[SPAN / 2], dp[SPAN / 2];
+        uint32_t p[SPAN / 4], own_ds[SPAN / 4];
+        uint32_t(&ds)[SPAN / 4] = SHARE ? p : own_ds;
+        /* S and dP of block number n, query rows from `row` on. */
+        auto score_queries = [&](uint32_t n, int row = 0) {
             const int stage = slot_of<S::Q_STAGES>(n);
-            mbarrier_wait(&bars.q_full[stage], parity_of<S::Q_STAGES>(n));
+            if (row == 0) mbarrier_wait(&bars.q_full[stage], parity_of<S::Q_STAGES>(n));
             time(n, CLOCK_Q);
             wgmma_fence();
-            score(s, at(k, 64 * 128), at(q) + (uint32_t)stage * (S::Q_BYTES >> 4));
+            score(s, at(k, 64 * 128), at(q) + (uint32_t)stage * (S::Q_BYTES >> 4) + (row * 128 >> 4));
         };
-        auto score_douts = [&](uint32_t n) {
+        auto score_douts = [&](uint32_t n, int row = 0) {
             const int stage = slot_of<S::DOUT_STAGES>(n);
-            mbarrier_wait(&bars.dout_full[stage], parity_of<S::DOUT_STAGES>(n));
+            if (row == 0) mbarrier_wait(&bars.dout_full[stage], parity_of<S::DOUT_STAGES>(n));
             time(n, CLOCK_DOUT);
             wgmma_fence();
-            score(dp, at(v, 64 * 128), at(dout) + (uint32_t)stage * (S::Q_BYTES >> 4));
+            score(dp, at(v, 64 * 128), at(dout) + (uint32_t)stage * (S::Q_BYTES >> 4) + (row * 128 >> 4));
         };
         /* dV += P dO and dK += dS Q, query rows from 16 begin on; a begins with them. */
         auto multiply = [&](bool begins, float (&to)[D / 2], const uint32_t *a, uint32_t rows, int begin, int end) {
@@ -551,35 +552,35 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
                 else Wgmma<T, D>::rs(to, a[0], a[1], a[2], a[3], b);
             }
         };
-        auto multiply_p = [&](bool begins, int begin, int end) {
-            const uint32_t offset = (uint32_t)slot_of<S::DOUT_STAGES>(turn) * (S::Q_BYTES >> 4);
+        auto multiply_p = [&](bool begins, int begin, int end, int row = 0) {
+            const uint32_t offset = (uint32_t)slot_of<S::DOUT_STAGES>(turn) * (S::Q_BYTES >> 4) + (row * 128 >> 4);
             multiply(begins, dv, &p[4 * begin], at(dout, 0, QUERIES * 128) + offset, begin, end);
         };
-        auto multiply_q = [&](bool begins) {
-            const uint32_t offset = (uint32_t)slot_of<S::Q_STAGES>(turn) * (S::Q_BYTES >> 4);
-            multiply(begins, dk, ds, at(q, 0, QUERIES * 128) + offset, 0, QUERIES / 16);
+        auto multiply_q = [&](bool begins, int row = 0) {
+            const uint32_t offset = (uint32_t)slot_of<S::Q_STAGES>(turn) * (S::Q_BYTES >> 4) + (row * 128 >> 4);
+            multiply(begins, dk, ds, at(q, 0, QUERIES * 128) + offset, 0, SPAN / 16);
             wgmma_commit();
         };
-        /* P and dS of block number `turn`, whose S and dP are the last products under way; dS to shared memory, too. EARLY: and
+        /* P and dS of block number `turn`, query rows from `row` on, whose S and dP are the last products under way; dS to shared memory, too. EARLY: and
          * dV, which is under way afterwards. */
-        auto weigh = [&](auto first_of_tile, bool last_of_tile) {
+        auto weigh = [&](auto first_of_tile, bool last_of_tile, int row = 0) {
             constexpr bool FIRST = decltype(first_of_tile)::value;
             const int stage = slot_of<S::Q_STAGES>(turn);
-            mbarrier_wait(&bars.rows_full[stage], parity_of<S::Q_STAGES>(turn));
+            if (row == 0) mbarrier_wait(&bars.rows_full[stage], parity_of<S::Q_STAGES>(turn));
             time(turn, CLOCK_ROWS);
-            const float4 *stats = &bars.stats[stage][lane() & 3];
-            const int first = bars.rows[turn % BACK_ROWS].first;
+            const float4 *stats = &bars.stats[stage][(lane() & 3) + row / 2];
+            const int first = bars.rows[turn % BACK_ROWS].first + row;
             const int2 all = bars.all[own()];
-            const bool masked = first < all.x || first + QUERIES > all.y;
+            const bool masked = first < all.x || first + SPAN > all.y;
             wgmma_wait<1>();
             wgmma_settle(s);
             time(turn, CLOCK_S);
-            if constexpr (AHEAD && !FIRST) {
+            if constexpr (AHEAD && !FIRST && SPAN == QUERIES) {
                 wgmma_settle(dk);
                 release(&bars.q_empty[slot_of<S::Q_STAGES>(turn - 1)]); /* dK was issued before S */
             }
 #pragma unroll
-            for (int g = 0; g < QUERIES / 8; g++) {
+            for (int g = 0; g < SPAN / 8; g++) {
                 const float2 lse = *reinterpret_cast<const float2 *>(stats + g * 4);
 #pragma unroll
                 for (int e = 0; e < 4; e++) s[4 * g + e] = exp2_fast(fmaf(s[4 * g + e], scale_log2, e & 1 ? lse.y : lse.x));
@@ -598,30 +599,30 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
                 wgmma_wait<decltype(pending)::value>();
                 wgmma_settle(dp);
                 time(turn, CLOCK_DP);
-                if (last_of_tile) release(&bars.v_empty);
+                if (last_of_tile && row + SPAN == QUERIES) release(&bars.v_empty);
             };
             auto await_ds_room = [&] {
                 time(turn, CLOCK_DS);
-                mbarrier_wait(&bars.ds_empty[turn & 1], (turn / 2 & 1) ^ 1);
+                if (row == 0) mbarrier_wait(&bars.ds_empty[turn & 1], (turn / 2 & 1) ^ 1);
                 time(turn, CLOCK_DS_EMPTY);
             };
             auto store_ds = [&](int begin, int end) {
-                const uint32_t to = ds_store();
+                const uint32_t to = ds_store() + (turn & 1) * S::DS_BYTES + row / 64 * S::DS_PANEL;
 #pragma unroll
                 for (int g = begin / 16; g < end / 16; g++)
-                    stmatrix_4((to ^ (g * 2 % 8 << 4)) + (turn & 1) * S::DS_BYTES + g / 4 * S::DS_PANEL, ds[4 * g],
-                               ds[4 * g + 1], ds[4 * g + 2], ds[4 * g + 3]);
+                    stmatrix_4((to ^ (g * 2 % 8 << 4)) + g / 4 * S::DS_PANEL, ds[4 * g], ds[4 * g + 1], ds[4 * g + 2],
+                               ds[4 * g + 3]);
             };
             if constexpr (SHARE) { /* dS takes the registers of P as dV is done with them */
-                pack_p(0, QUERIES);
+                pack_p(0, SPAN);
                 wgmma_fence();
-                multiply_p(false, 0, QUERIES / 32);
+                multiply_p(false, 0, SPAN / 32, row);
                 wgmma_commit();
-                multiply_p(false, QUERIES / 32, QUERIES / 16);
+                multiply_p(false, SPAN / 32, SPAN / 16, row);
                 wgmma_commit();
                 await_dp(Number<2>{});
 #pragma unroll
-                for (int g = 0; g < QUERIES / 8; g++) {
+                for (int g = 0; g < SPAN / 8; g++) {
                     const float2 delta = delta_of(g);
 #pragma unroll
                     for (int e = 4 * g; e < 4 * g + 4; e++) {
@@ -631,20 +632,20 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
                 }
                 await_ds_room();
                 wgmma_wait<1>();
-                pack_p(0, QUERIES / 2);
-                store_ds(0, QUERIES / 2);
+                pack_p(0, SPAN / 2);
+                store_ds(0, SPAN / 2);
                 wgmma_wait<0>();
-                pack_p(QUERIES / 2, QUERIES);
-                store_ds(QUERIES / 2, QUERIES);
+                pack_p(SPAN / 2, SPAN);
+                store_ds(SPAN / 2, SPAN);
             } else {
-                constexpr int PART = EARLY ? S::PART : QUERIES;
+                constexpr int PART = EARLY ? S::PART : SPAN;
 #pragma unroll
-                for (int begin = 0; begin < QUERIES; begin += PART) { /* query rows */
+                for (int begin = 0; begin < SPAN; begin += PART) { /* query rows */
                     const int end = begin + PART;
                     if constexpr (EARLY) {
                         pack_p(begin, end);
                         wgmma_fence();
-                        multiply_p(FIRST && !AHEAD, begin / 16, end / 16);
+                        multiply_p(FIRST && !(AHEAD && SPAN == QUERIES) && row == 0, begin / 16, end / 16, row);
                         wgmma_commit();
                     }
                     if (begin == 0) await_dp(Number<EARLY ? 1 : 0>{});
@@ -667,6 +668,7 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
                     store_ds(begin, end);
                 }
             }
+            if (row + SPAN < QUERIES) return;
             fence_async_shared();
             __syncwarp();
             release(&bars.ds_full[turn & 1]);
@@ -680,7 +682,42 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
             add_queries(n, dq);
             time(n + 1, CLOCK_DQ_DONE);
         };
-        if constexpr (AHEAD) {
+        if constexpr (SPAN < QUERIES) {
+            /* As below, in two halves of a block: S and dP of the second run while dQ leaves. */
+            auto step = [&](auto first_of_tile, bool last_of_tile) {
+                constexpr bool FIRST = decltype(first_of_tile)::value;
+                float dq[32];
+                time(turn, CLOCK_BEGIN);
+                score_queries(turn);
+                score_douts(turn);
+                weigh(first_of_tile, false);
+                wgmma_settle(ds);
+                if constexpr (!FIRST) multiply_ds(turn - 1, dq);
+                wgmma_fence();
+                multiply_q(FIRST);
+                score_queries(turn, SPAN);
+                if constexpr (!FIRST) {
+                    wgmma_wait<2>();
+                    take_dq(turn - 1, dq);
+                }
+                score_douts(turn, SPAN);
+                weigh(Constant<false>{}, last_of_tile, SPAN);
+                wgmma_settle(ds);
+                wgmma_fence();
+                multiply_q(false, SPAN);
+                time(turn, CLOCK_ISSUED);
+                wgmma_wait<0>();
+                wgmma_settle(dk);
+                wgmma_settle(dv);
+                release(&bars.dout_empty[slot_of<S::DOUT_STAGES>(turn)]);
+                release(&bars.q_empty[slot_of<S::Q_STAGES>(turn)]);
+                time(turn, CLOCK_END);
+                turn++;
+            };
+            step(Constant<true>{}, count == 1);
+#pragma unroll 1
+            for (int i = 1; i < count; i++) step(Constant<false>{}, i == count - 1);
+        } else if constexpr (AHEAD) {
             auto finish = [&] { /* waits for dV, so that its operands are free */
                 wgmma_wait<0>();
                 wgmma_settle(dv);

@@ -21,6 +21,11 @@
 #ifndef RA_BACK_UNIFORM
 #define RA_BACK_UNIFORM 0
 #endif
+/* D = 64: query rows that are scored at a time, of blocks of 128. With 64 there are two halves of a block, in an order of their
+ * own, and registers enough. */
+#ifndef RA_BACK_SPAN
+#define RA_BACK_SPAN 128
+#endif
 /* Query rows that are made weights and dS of at once (from order 1 on), at D = 64; otherwise always 64. */
 #ifndef RA_BACK_PART
 #define RA_BACK_PART 128
