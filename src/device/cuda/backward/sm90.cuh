@@ -36,7 +36,7 @@ template <int D_, int QUERIES_, int Q_STAGES_ = RA_BACK_Q_STAGES, int DOUT_STAGE
     static constexpr int Q_BYTES = PANELS * QUERIES * 128, KV_BYTES = PANELS * BACK_KEYS * 128;
     static constexpr int DS_PANEL = BACK_KEYS * 128, DS_BYTES = QUERIES / 64 * DS_PANEL;
     static constexpr int DQ_BYTES = 64 * 64 * 4; /* a warpgroup's part of dQ, f32 */
-    static constexpr int DQ_BUFFERS = RA_BACK_DQ_BUFFERS;
+    static constexpr int DQ_BUFFERS = QUERIES == 64 ? RA_BACK_DQ_BUFFERS : 1; /* others have no room */
     static constexpr int SHARED =
         2 * KV_BYTES + (Q_STAGES + DOUT_STAGES) * Q_BYTES + 2 * DS_BYTES + 2 * DQ_BUFFERS * DQ_BYTES;
     static constexpr int PRODUCER_REGISTERS = RA_BACK_PRODUCER, CONSUMER_REGISTERS = RA_BACK_CONSUMER;
@@ -313,7 +313,7 @@ __device__ __forceinline__ void finish_queries(const BackTmaJob &back, const Bac
         fine = all_finite(x) && fine;
         const int row = (S::BY_COLUMNS ? 0 : wg * 64) + warp * 16 + lane / 4, first = column + j0 * 8;
         write_scaled<T, 32>(static_cast<T *>(back.dq.data) + rows.dq + row * rows.dq_step + first, rows.dq_step, x,
-                            back.job.scale, row < rows.rows, row + 8 < rows.rows, 32);
+                            back.job.scale, row < rows.rows, row + 8 < rows.rows, back.job.head_dim - first);
     }
     if (!fine && lane == 0) *back.doubt = 1;
 }
@@ -501,7 +501,7 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
         }
         if (!all_finite(dq) && lane() == 0) *back.doubt = 1;
         T *to = static_cast<T *>(back.dq.data) + rows.dq + row * rows.dq_step + column;
-        write_scaled<T, 64>(to, rows.dq_step, dq, job.scale, valid, valid8, 64);
+        write_scaled<T, 64>(to, rows.dq_step, dq, job.scale, valid, valid8, job.head_dim - column);
     };
 
 #pragma unroll 1
@@ -813,8 +813,10 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
         const JobItem &rows = job.items[work.base.item];
         const bool valid = key < rows.k.count, valid8 = key + 8 < rows.k.count;
         const int64_t dk_step = rows.k.row_step * item.dk.row, dv_step = rows.k.row_step * item.dv.row;
-        write_scaled<T, D>(static_cast<T *>(item.dv.data) + work.dv + key * dv_step, dv_step, dv, 1.f, valid, valid8, D);
-        write_scaled<T, D>(static_cast<T *>(item.dk.data) + work.dk + key * dk_step, dk_step, dk, job.scale, valid, valid8, D);
+        write_scaled<T, D>(static_cast<T *>(item.dv.data) + work.dv + key * dv_step, dv_step, dv, 1.f, valid, valid8,
+                           job.head_dim);
+        write_scaled<T, D>(static_cast<T *>(item.dk.data) + work.dk + key * dk_step, dk_step, dk, job.scale, valid, valid8,
+                           job.head_dim);
         __syncwarp();
         release(&bars.work_empty[works & 1]);
     }

@@ -15,12 +15,24 @@ template <class S> static constexpr Variant back_variant() {
 static const Variant backward_d64 = back_variant<BackShape<64, 128>>();
 static const Variant backward_d128 = back_variant<BackShape<128, 64>>();
 
-static const Variant *variant_of(const ra_problem *p) { return p->head_dim == 64 ? &backward_d64 : &backward_d128; }
+#if RA_BACK_ANY_DIM
+static const Variant backward_d96 = back_variant<BackShape<96, 64>>();
+#endif
+
+/* Columns beyond head_dim are read as zeros and not written. */
+static const Variant *variant_of(const ra_problem *p) {
+#if RA_BACK_ANY_DIM
+    if (p->head_dim > 64 && p->head_dim <= 96) return &backward_d96;
+#endif
+    return p->head_dim <= 64 ? &backward_d64 : &backward_d128;
+}
 
 const char *beyond_sm90_backward(const ra_problem *p, const Device &device) {
     if (device.major != 9 || device.minor != 0) return "it needs a GPU of compute capability 9.0 (Hopper)";
     if (p->dtype == RA_F32) return "it computes bf16 and f16 only";
-    if (p->head_dim != 64 && p->head_dim != 128) return "its backward pass needs a head_dim of 64 or 128";
+    if (RA_BACK_ANY_DIM ? p->head_dim > 128 || p->head_dim % 8 : p->head_dim != 64 && p->head_dim != 128)
+        return RA_BACK_ANY_DIM ? "its backward pass needs a head_dim that is a multiple of 8 up to 128"
+                               : "its backward pass needs a head_dim of 64 or 128";
     if (p->dropout > 0) return "its backward pass has no dropout";
     if (p->batch > JOB_BATCH && (p->key_begin || p->key_end))
         return "its backward pass takes key ranges for at most 64 batch entries";

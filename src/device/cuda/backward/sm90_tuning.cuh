@@ -68,6 +68,10 @@
 #ifndef RA_BACK_CONSUMER
 #define RA_BACK_CONSUMER 224
 #endif
+/* Any head_dim that is a multiple of 8 up to 128, with kernels of 64, 96 and 128 columns. */
+#ifndef RA_BACK_ANY_DIM
+#define RA_BACK_ANY_DIM 0
+#endif
 /* Clocks of each phase go to the end of the scratch memory, see sm90_clocks.cuh. */
 #ifndef RA_BACK_CLOCKS
 #define RA_BACK_CLOCKS 0
