@@ -55,7 +55,7 @@ struct BackRows {
     int64_t dq, dq_step; /* elements to its first row of the result, and from row to row */
 };
 
-enum { BACK_ROWS = RA_BACK_DQ_BUFFERS == 1 ? 8 : 7 }; /* blocks of query rows that are remembered: loads are never so far ahead of sums */
+enum { BACK_ROWS = RA_BACK_DQ_BUFFERS == 1 ? 8 : 6 }; /* blocks of query rows that are remembered: loads are never so far ahead of sums */
 
 template <class S> struct BackBarriers {
     uint64_t q_full[S::Q_STAGES], q_empty[S::Q_STAGES], rows_full[S::Q_STAGES];
