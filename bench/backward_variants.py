@@ -27,15 +27,15 @@ BLOCKS, ROLES, TURNS, PHASES = 132, 4, 192, 16
 class Case:
     """Tensors of a backward pass, and a way to run it with any library."""
 
-    def __init__(self, n, h, hk, d, desc, dtype):
+    def __init__(self, n, h, hk, d, desc, dtype, device="cuda"):
         import torch
 
         torch.manual_seed(n * 1000 + d)
         self.desc = desc
-        self.q, self.dout = (torch.randn(1, n, h, d, device="cuda").to(dtype) for _ in range(2))
-        self.k, self.v = (torch.randn(1, n, hk, d, device="cuda").to(dtype) for _ in range(2))
-        self.lse = torch.empty(1, h, n, device="cuda").transpose(1, 2)
-        self.delta = torch.empty(1, h, n, device="cuda").transpose(1, 2)
+        self.q, self.dout = (torch.randn(1, n, h, d, device=device).to(dtype) for _ in range(2))
+        self.k, self.v = (torch.randn(1, n, hk, d, device=device).to(dtype) for _ in range(2))
+        self.lse = torch.empty(1, h, n, device=device).transpose(1, 2)
+        self.delta = torch.empty(1, h, n, device=device).transpose(1, 2)
 
     def forward(self, backend):
         import torch
@@ -43,6 +43,7 @@ class Case:
         out = torch.empty_like(self.q)
         backend.run(backend.prepare(self.q, self.k, self.v, self.desc, out, self.lse))
         backend.delta(backend.problem(self.q, self.k, self.desc), self.dout, out, None, self.delta)
+        backend.synchronize()
 
     def prepare(self, backend):
         """(step, results); the results are poisoned."""
@@ -58,7 +59,8 @@ def check(args):
     from definition import Desc, gradients, reference
 
     backend, bad = Backend(args.library), 0
-    backend.wanted = "sm90a"
+    gpu = backend.device == "cuda"  # else the tests' stand-in, to try this script without a GPU
+    backend.wanted = "sm90a" if gpu else None
     for dtype, bound in ((torch.bfloat16, 1e-2), (torch.float16, 1.4e-3)):
         for d in args.dims or (64, 128):
             for n, h, hk, desc in (
@@ -72,10 +74,11 @@ def check(args):
                 (2048, 3, 3, Desc(branches=[(512, 1), (1024, 2), (2048, 4)], causal=True)),
                 (2048, 3, 3, Desc(branches=[(512, 1), (1024, 2), (2048, 4)])),
             ):
-                case = Case(n, h, hk, d, desc, dtype)
+                case = Case(n, h, hk, d, desc, dtype, backend.device)
                 out, lse, _, _ = reference(case.q, case.k, case.v, desc)
                 case.lse.copy_(lse)
-                backend.delta(backend.problem(case.q, case.k, desc), case.dout, out.to(dtype), None, case.delta)
+                out = out.to(dtype)
+                backend.delta(backend.problem(case.q, case.k, desc), case.dout, out, None, case.delta)
                 step, results = case.prepare(backend)
                 problem = backend.problem(case.q, case.k, desc)
                 for t in results:
@@ -84,8 +87,8 @@ def check(args):
                 first = None
                 for turn in range(args.again):
                     backend.run(step)
-                    torch.cuda.synchronize()
-                    if step.keep[2][:8].view(torch.int32)[1].item():
+                    backend.synchronize()
+                    if gpu and step.keep[2][:8].view(torch.int32)[1].item():
                         print(f"doubts d={d} n={n} {dtype} {desc.text()}")
                         bad += 1
                     if first is None:
@@ -98,7 +101,7 @@ def check(args):
                     if not error <= bound * m:
                         print(f"wrong {name} d={d} n={n} {dtype} {desc.text()}: {error:.3g} > {bound * m:.3g}")
                         bad += 1
-    for d in args.dims or (64, 128):  # many tiles, many turns: the same bits, and near the general kernels
+    for d in (args.dims or (64, 128)) if gpu else ():  # many tiles, many turns: the same bits, and near the general kernels
         case = Case(8192, 8, 8, d, Desc(causal=d % 128 == 0), torch.bfloat16)
         case.forward(backend_any := Backend(args.library))
         step, results = case.prepare(backend)
@@ -162,6 +165,9 @@ def time(args):
                 end.synchronize()
                 if turn >= 2:
                     times[name].append(start.elapsed_time(end))
+        for name, backend in backends.items():
+            if backend.path != "sm90a":
+                print(f"{name} ran {backend.path} at D={d}")
         for name in table:
             table[name].append(flops / statistics.median(times[name]) / 1e9 if name in times else float("nan"))
     titles = [f"{d}/{n // 1024}k{'c' if causal else 'f'}" for d, n, causal in cases]
@@ -171,7 +177,7 @@ def time(args):
 
 
 def clocks(args):
-    """Medians of cycles between one phase and the next, over blocks of the grid and turns after the first few."""
+    """Cycles between one phase and the next, over blocks of the grid and turns after the first few."""
     import torch
     from backend import Backend
     from definition import Desc
@@ -188,39 +194,40 @@ def clocks(args):
     step.keep[2][-size:].zero_()
     backend.run(step)
     torch.cuda.synchronize()
-    stamps = step.keep[2][-size:].view(torch.int32).reshape(BLOCKS, ROLES, TURNS, PHASES)[:, :, 16:128].long() & 0xFFFFFFFF
     print(f"{os.path.basename(args.library)} D={args.dim} n={args.tokens}{' causal' if args.causal else ''}: cycles")
+    show_clocks(step.keep[2][-size:].view(torch.int32).reshape(BLOCKS, ROLES, TURNS, PHASES)[:, :, 16:128].tolist())
+
+
+def show_clocks(stamps):
+    """stamps: [block of the grid][role][turn][phase]. What happens between one stamp of a role and the next is named after the
+    next; numbers are cycles."""
     for role, names in ((0, COMPUTES), (1, COMPUTES), (2, ADDS), (3, ADDS)):
-        x = stamps[:, role]
-        passed = (x[:, :, : len(names)] != 0).sum(2) > 2
-        begin = 0 if role >= 2 else max(range(len(names)), key=lambda p: (x[..., p] != 0).sum().item())
-        step_time = (x[:, 1:, begin] - x[:, :-1, begin]) & 0xFFFFFFFF
-        step_time = step_time[passed[:, 1:] & passed[:, :-1] & (x[:, 1:, begin] != 0) & (x[:, :-1, begin] != 0)]
-        if step_time.numel() == 0:
-            print(f"  role {role}: nothing was stamped")
-            continue
-        mean, median = step_time.double().mean().item(), step_time.median().item()
-        print(f"  {'warpgroup' if role < 2 else 'adder'} {role % 2}: a block of queries takes {median} (mean {mean:.0f})")
-        # From each stamp to the one before it in time, whatever the order of the code.
-        flat = x[:, :, : len(names)].reshape(BLOCKS, -1)
-        total = {}
-        for block in range(0, BLOCKS, 4):
-            seen = [(v, i % len(names)) for i, v in enumerate(flat[block].tolist()) if v]
+        gaps, steps = {}, []
+        for block in stamps:
+            seen = [(x & 0xFFFFFFFF, phase, turn) for turn, row in enumerate(block[role]) for phase, x in enumerate(row) if x]
             if not seen:
                 continue
             base = seen[0][0]
-            seen.sort(key=lambda vp: (vp[0] - base + (1 << 31)) & 0xFFFFFFFF)
-            for (a, _), (b, phase) in zip(seen, seen[1:]):
-                gap = (b - a) & 0xFFFFFFFF
-                if gap < 1 << 20:
-                    total.setdefault(phase, []).append(gap)
-        turns = max(len(gaps) for gaps in total.values())
+            seen.sort(key=lambda stamp: (stamp[0] - base + (1 << 31)) & 0xFFFFFFFF)
+            for (a, _, _), (b, phase, _) in zip(seen, seen[1:]):
+                if (b - a) & 0xFFFFFFFF < 1 << 20:
+                    gaps.setdefault(phase, []).append((b - a) & 0xFFFFFFFF)
+            ends = {turn: x for x, phase, turn in seen if phase == (9 if role < 2 else 1)}
+            steps += [(ends[t + 1] - ends[t]) & 0xFFFFFFFF for t in ends if t + 1 in ends]
+        if not steps:
+            print(f"  role {role}: nothing was stamped")
+            continue
+        whole = sum(map(sum, gaps.values()))
+        print(
+            f"  {'warpgroup' if role < 2 else 'adder'} {role % 2}: a block of queries takes {statistics.median(steps):.0f}"
+            f" (mean {statistics.mean(steps):.0f})"
+        )
         for phase, name in enumerate(names):
-            if phase in total:
-                gaps = total[phase]
+            if phase in gaps:
+                some = gaps[phase]
                 print(
-                    f"    {name:28s} median {statistics.median(gaps):7.0f}  mean {statistics.mean(gaps):8.1f}"
-                    f"  share {100 * sum(gaps) / sum(map(sum, total.values())):5.1f} %  in {100 * len(gaps) / turns:3.0f} % of blocks"
+                    f"    {name:28s} median {statistics.median(some):7.0f}  mean {statistics.mean(some):8.1f}"
+                    f"  a block {sum(some) / len(steps):7.0f}  share {100 * sum(some) / whole:5.1f} %"
                 )
 
 
