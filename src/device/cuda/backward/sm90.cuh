@@ -78,9 +78,15 @@ template <class S> constexpr int back_shared_bytes() {
 
 /* ----------------------------------------------------------------------------------------------------------------- turns */
 
-__device__ __forceinline__ void store_release(uint32_t *to, uint32_t x) {
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(x) : "memory");
+__device__ __forceinline__ void store_relaxed(uint32_t *to, uint32_t x) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(x) : "memory");
 }
+__device__ __forceinline__ uint32_t load_relaxed(const uint32_t *from) {
+    uint32_t x;
+    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(__cvta_generic_to_global(from)) : "memory");
+    return x;
+}
+__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 /* Until `order` tiles have added. */
 __device__ __forceinline__ void await_turn(const uint32_t *turn, uint32_t order) {
 #ifdef RA_WATCHDOG
@@ -329,7 +335,8 @@ __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, co
     const auto time = [&](int phase) { stamp(back.clocks, 2 + wg, turn, phase); };
     const auto tell = [&] {
         time(CLOCK_ADD_THERE);
-        store_release(owed, owed_order);
+        fence_gpu();
+        store_relaxed(owed, owed_order);
         owed = nullptr;
         time(CLOCK_ADD_TOLD);
     };
@@ -351,6 +358,11 @@ __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, co
         if (order > 0 || RA_BACK_SUMS == 1) bulk_add(sums, from, S::DQ_BYTES);
         else bulk_store(sums, from, S::DQ_BYTES);
         bulk_commit();
+        /* Has the turn of the next block come? Those who handed this one over knew it. The answer arrives meanwhile, and the
+         * fence that tells of the block before orders it, too. */
+        const bool ask = RA_BACK_DEFER && owed && !last_of_tile;
+        const BackRows &next = bars.rows[(turn + 1) % BACK_ROWS];
+        const uint32_t seen = ask ? load_relaxed(next.turn + wg) : 0, needed = ask ? (uint32_t)next.order : 1;
         bulk_wait_read();
         mbarrier_arrive(&bars.dq_empty[wg][buffer]);
         time(CLOCK_ADD_READ);
@@ -359,14 +371,9 @@ __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, co
             bulk_wait_but_one();
             tell();
         }
+        come = seen >= needed;
         owed = told, owed_order = order + 1;
-        come = false;
-        if (!RA_BACK_DEFER || last_of_tile) {
-            settle();
-        } else { /* those who handed this block over knew the next one */
-            const BackRows &next = bars.rows[(turn + 1) % BACK_ROWS];
-            come = next.order == 0 || load_acquire(next.turn + wg) >= (uint32_t)next.order;
-        }
+        if (!RA_BACK_DEFER || last_of_tile) settle();
     };
 #pragma unroll 1
     for (uint32_t works = 0;; works++) {
