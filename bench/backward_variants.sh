@@ -1,6 +1,6 @@
 #!/bin/bash
-# hopper_run.sh TREE [quick]: on the machine with the H200: builds variants of the backward kernel of TREE (branch hopper) in
-# parallel, checks each against float64, times them in turns, and prints the clocks of two builds. About 4 minutes.
+# backward_variants.sh TREE: on a machine with a Hopper GPU: builds variants of the backward kernel in
+# parallel (sm90_tuning.cuh), checks each against float64, times them in turns, and prints the clocks of two builds. About 4 minutes.
 # SET="name name" picks variants; JOBS (16). Logs and the table go to ${OUT:-/tmp/hopper_out}.
 set -u
 tree=$(cd "$1" && pwd)

@@ -40,7 +40,9 @@ template <int D_, int QUERIES_, int Q_STAGES_ = RA_BACK_Q_STAGES, int DOUT_STAGE
     static constexpr int SHARED =
         2 * KV_BYTES + (Q_STAGES + DOUT_STAGES) * Q_BYTES + 2 * DS_BYTES + 2 * DQ_BUFFERS * DQ_BYTES;
     static constexpr int PRODUCER_REGISTERS = RA_BACK_PRODUCER, CONSUMER_REGISTERS = RA_BACK_CONSUMER;
-    static_assert(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * 3, "more registers than a block has");
+    /* Together no more than the launch has: setmaxnreg would wait for the rest for ever. */
+    static_assert(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * 3,
+                  "more registers than a block has");
     /* A warpgroup's part of dQ is 64 x 64: half of the columns, or half of the rows. */
     static constexpr bool BY_COLUMNS = QUERIES == 64;
     static_assert(QUERIES * PANELS == 128, "dQ of a block is two parts of 64 x 64");
@@ -55,7 +57,8 @@ struct BackRows {
     int64_t dq, dq_step; /* elements to its first row of the result, and from row to row */
 };
 
-enum { BACK_ROWS = RA_BACK_DQ_BUFFERS == 1 ? 8 : 6 }; /* blocks of query rows that are remembered: loads are never so far ahead of sums */
+/* Blocks of query rows that are remembered: loads are never so far ahead of sums. */
+enum { BACK_ROWS = RA_BACK_DQ_BUFFERS == 1 ? 8 : 6 };
 
 template <class S> struct BackBarriers {
     uint64_t q_full[S::Q_STAGES], q_empty[S::Q_STAGES], rows_full[S::Q_STAGES];
@@ -568,8 +571,8 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
             multiply(begins, dk, ds, at(q, 0, QUERIES * 128) + offset, 0, SPAN / 16);
             wgmma_commit();
         };
-        /* P and dS of block number `turn`, query rows from `row` on, whose S and dP are the last products under way; dS to shared memory, too. EARLY: and
-         * dV, which is under way afterwards. */
+        /* P and dS of block number `turn`, query rows from `row` on, whose S and dP are the last products under way; dS to shared
+         * memory, too. EARLY: and dV, which is under way afterwards. */
         auto weigh = [&](auto first_of_tile, bool last_of_tile, int row = 0) {
             constexpr bool FIRST = decltype(first_of_tile)::value;
             const int stage = slot_of<S::Q_STAGES>(turn);
