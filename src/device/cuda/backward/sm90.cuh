@@ -571,8 +571,8 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
             multiply(begins, dk, ds, at(q, 0, QUERIES * 128) + offset, 0, SPAN / 16);
             wgmma_commit();
         };
-        /* P and dS of block number `turn`, query rows from `row` on, whose S and dP are the last products under way; dS to shared
-         * memory, too. EARLY: and dV, which is under way afterwards. */
+        /* P and dS of block number `turn`, query rows from `row` on, whose S and dP are the last products under way; dS to
+         * shared memory, too. EARLY: and dV, which is under way afterwards. */
         auto weigh = [&](auto first_of_tile, bool last_of_tile, int row = 0) {
             constexpr bool FIRST = decltype(first_of_tile)::value;
             const int stage = slot_of<S::Q_STAGES>(turn);
