@@ -87,6 +87,7 @@ for name in $set_; do
     [ "$rc" = 0 ] && right+=("$name=$work/$name.so")
 done
 say "checked"
+[ -n "${GO:-}" ] && while [ ! -e "$GO" ]; do sleep 0.5; done
 
 # ----------------------------------------------------------------------------------------------------------------- time
 for name in any_order no_sums; do [ -s "$work/$name.so" ] && case " $set_ " in *" $name "*) right+=("$name=$work/$name.so") ;; esac; done
