@@ -12,31 +12,29 @@ logs=$work/logs
 mkdir -p "$out" "$work/common" "$logs"
 cd "$tree" || exit 1
 
-W="-DRA_BACK_UNIFORM=1"          # descriptors in uniform registers
+O="-DRA_BACK_ASK=0 -DRA_BACK_DQ_BUFFERS=1" # descriptors in uniform registers; D = 128: dV early; D = 64: halves
 D="-DRA_BACK_DEFER=1"            # the adder hands a turn on one block later
-H="-DRA_BACK_HELP=1"             # adders make the results of dq
-O="-DRA_BACK_ORDER=1 -DRA_BACK_SPAN=64" # D = 128: dV early; D = 64: blocks in halves
+N="-DRA_BACK_DOWN=1"
 R="-DRA_BACK_PRODUCER=24 -DRA_BACK_CONSUMER=240"
 declare -A flags=(
-    [main]=""
-    [defer]="$D"
-    [order1]="$W $O"
-    [order1_defer]="$W $O $D"
-    [order1_help]="$W $O $D $H"
-    [order1_down]="$W $O $D $H -DRA_BACK_DOWN=1"
-    [order1_down_s8]="$W $O $D $H -DRA_BACK_DOWN=1 -DRA_BACK_HEAD_START=8"
-    [order1_q3]="$W $O $D $H -DRA_BACK_Q_STAGES=3"
-    [order1_b2]="$W $O $D $H -DRA_BACK_DQ_BUFFERS=2"
-    [order2]="$W $D $R -DRA_BACK_SPAN=64 -DRA_BACK_ORDER=2"
-    [order3]="$W $D $R -DRA_BACK_SPAN=64 -DRA_BACK_ORDER=3"
-    [any_order]="$W $O $D -DRA_BACK_SUMS=1"
-    [no_sums]="$W $O $D -DRA_BACK_SUMS=0"
-    [clocks_main]="-DRA_BACK_CLOCKS=1"
-    [clocks_order1]="$W $O $D $H -DRA_BACK_CLOCKS=1"
-    [dims]="$W $O $D $H -DRA_BACK_ANY_DIM=1"
+    [main]="$O"
+    [ask]="-DRA_BACK_DQ_BUFFERS=1"
+    [b2]="-DRA_BACK_ASK=0"
+    [ask_b2]=""
+    [ask_b2_s8]=" -DRA_BACK_HEAD_START=8"
+    [ask_b2_s16]=" -DRA_BACK_HEAD_START=16"
+    [ask_b2_down]=" $N"
+    [ask_b2_down_s8]=" $N -DRA_BACK_HEAD_START=8"
+    [ask_b2_down_s16]=" $N -DRA_BACK_HEAD_START=16"
+    [ask_down_s16]="-DRA_BACK_DQ_BUFFERS=1 $N -DRA_BACK_HEAD_START=16"
+    [defer_b2_down_s8]="$D -DRA_BACK_ASK=0 $N -DRA_BACK_HEAD_START=8"
+    [order2_ask_b2]="$R -DRA_BACK_ORDER=2"
+    [any_order]=" -DRA_BACK_SUMS=1"
+    [no_sums]=" -DRA_BACK_SUMS=0"
+    [clocks]=" -DRA_BACK_CLOCKS=1"
 )
-order="main defer order1 order1_defer order1_help order1_down order1_down_s8 order1_q3 order1_b2 order2 order3 any_order no_sums clocks_main clocks_order1 dims"
-unchecked=" any_order no_sums clocks_main clocks_order1 " # wrong on purpose, or not for timing
+order="main ask b2 ask_b2 ask_b2_s8 ask_b2_s16 ask_b2_down ask_b2_down_s8 ask_b2_down_s16 ask_down_s16 defer_b2_down_s8 order2_ask_b2 any_order no_sums clocks"
+unchecked=" any_order no_sums clocks " # wrong on purpose, or not for timing
 set_=${SET:-$order}
 
 start=$SECONDS
@@ -68,7 +66,7 @@ cat "$out/assembled.txt"
 right=()
 check() {
     local dims=64,128
-    [ "$1" = dims ] && dims=8,40,72,96,104
+    [ "$1" = main ] && dims=8,40,64,72,96,104,128
     timeout "${CHECK_S:-60}" "$python" bench/backward_variants.py check "$work/$1.so" --dims $dims > "$logs/$1.check" 2>&1
     echo $? > "$logs/$1.rc"
 }
@@ -91,14 +89,10 @@ say "checked"
 
 # ----------------------------------------------------------------------------------------------------------------- time
 for name in any_order no_sums; do [ -s "$work/$name.so" ] && case " $set_ " in *" $name "*) right+=("$name=$work/$name.so") ;; esac; done
-dims_so=
-keep=()
-for pair in "${right[@]}"; do case $pair in dims=*) dims_so=$pair ;; *) keep+=("$pair") ;; esac; done
-right=("${keep[@]}")
 [ ${#right[@]} -gt 0 ] && timeout 90 "$python" bench/backward_variants.py time "${right[@]}" ${DIMS:+--dims $DIMS} 2>&1 | tee "$out/table.txt"
-[ -n "$dims_so" ] && timeout 60 "$python" bench/backward_variants.py time "main=$work/main.so" "$dims_so" --dims 96 --repeat 5 2>&1 | tee "$out/dims.txt"
+[ -s "$work/main.so" ] && timeout 60 "$python" bench/backward_variants.py time "main=$work/main.so" --dims 96 --repeat 5 2>&1 | tee "$out/dims.txt"
 say "timed"
-for name in clocks_main clocks_order1; do
+for name in clocks; do
     [ -s "$work/$name.so" ] || continue
     for way in "--tokens 16384" "--tokens 16384 --causal"; do
         timeout 40 "$python" bench/backward_variants.py clocks "$work/$name.so" $way

@@ -10,7 +10,6 @@ struct BackwardWay {
     const char *name;
     const Variant *keys, *queries;
     bool vectors;
-    const uint32_t *only_if; /* of BackwardJob */
 };
 
 static bool rows_are_vectors(const ra_backward_step *step) {
@@ -28,9 +27,9 @@ static BackwardWay general_way(const ra_backward_step *step) {
     const int64_t dim = step->problem->head_dim;
     if (step->problem->dtype == RA_F32)
         return {RA_CUDA_F32, by_dim(dim, backward_keys_f32_d64, backward_keys_f32_d128, backward_keys_f32_d256),
-                by_dim(dim, backward_queries_f32_d64, backward_queries_f32_d128, backward_queries_f32_d256), false, nullptr};
+                by_dim(dim, backward_queries_f32_d64, backward_queries_f32_d128, backward_queries_f32_d256), false};
     return {RA_CUDA_SM80, by_dim(dim, backward_keys_d64, backward_keys_d128, backward_keys_d256),
-            by_dim(dim, backward_queries_d64, backward_queries_d128, backward_queries_d256), rows_are_vectors(step), nullptr};
+            by_dim(dim, backward_queries_d64, backward_queries_d128, backward_queries_d256), rows_are_vectors(step)};
 }
 
 /* ------------------------------------------------------------------------------------------------------------- launches */
@@ -49,7 +48,6 @@ static void start(const ra_backward_step *step, const BackwardWay &way, bool key
     backward->dq = step->single ? step->dq : step->dq_acc;
     backward->group = (int32_t)(p->heads / p->kv_heads);
     backward->vectors = way.vectors;
-    backward->only_if = way.only_if;
 }
 
 static ra_status launch(const ra_backward_step *step, const Variant *variant, const Device &device, BackwardJob *backward,
@@ -91,8 +89,7 @@ static ra_status run_gradient(const ra_backward_step *step, const BackwardWay &w
             }
         }
         jobs[job->item_count - 1] = item;
-        backward.gradients[job->item_count - 1] = {step->single ? item->dk_result : item->dk_view,
-                                                   step->single ? item->dv_result : item->dv_view};
+        backward.gradients[job->item_count - 1] = key_gradients(step, item);
     }
     return launch(step, variant, device, &backward, error);
 }
@@ -107,9 +104,45 @@ static ra_status run_general(const ra_backward_step *step, const BackwardWay &wa
     return status;
 }
 
+/* How many of the step's items, from `first` on, add to rows that no other of them adds to: all of a single step's do. */
+static int64_t apart(const ra_backward_step *step, int64_t first, const Variant *queries) {
+    int64_t end = first + 1;
+    for (; end < step->item_count && !step->single; end++)
+        for (int64_t i = first; i < end; i++) {
+            const ra_item *a = &step->items[i], *b = &step->items[end];
+            const JobItem rows = job_item(step->problem, a, 1, queries->rows), next = job_item(step->problem, b, 1, queries->rows);
+            if (end - first == JOB_ITEMS || keys_touch(*a, *b) || rows_touch(rows, next)) return end - first;
+        }
+    return step->single ? step->item_count : end - first;
+}
+
+/* Hopper's kernel where it takes the items, the general ones otherwise. *name becomes that of the slowest that ran. */
+static ra_status run_parts(const ra_backward_step *step, const BackwardWay &general, const Device &device, bool required,
+                           const char **name, ra_cuda_error *error) {
+    ra_backward_step part = *step;
+    *name = RA_CUDA_SM90A;
+    for (int64_t first = 0, count; first < step->item_count; first += count) {
+        count = apart(step, first, general.queries);
+        part.items = step->items + first;
+        part.item_count = count;
+        ra_status status;
+        if (!launch_sm90_backward(&part, device, &status, error)) {
+            if (required) {
+                snprintf(error->text, sizeof error->text, "kernel 'sm90a' cannot be used: its backward pass takes no odd strides "
+                                                          "or many short segments");
+                return RA_NOT_AVAILABLE;
+            }
+            *name = general.name;
+            status = run_general(&part, general, device, error);
+        }
+        if (status != RA_OK) return status;
+    }
+    return RA_OK;
+}
+
 } // namespace ra
 
-/* Hopper's kernel where it takes the step, the general ones otherwise. */
+/* Hopper's kernel where it computes the problem, the general ones otherwise. */
 extern "C" ra_status ra_cuda_backend_backward(const ra_backward_step *step, const char *wanted, const char **path,
                                               ra_cuda_error *error) {
     const ra_problem *p = step->problem;
@@ -122,19 +155,16 @@ extern "C" ra_status ra_cuda_backend_backward(const ra_backward_step *step, cons
     ra::Device device;
     const ra_status status = ra::find_device(&device, error);
     if (status != RA_OK) return status;
-    ra::BackwardWay way = ra::general_way(step);
-    const char *name = way.name, *beyond = ra::beyond_sm90_backward(p, device);
-    if (!beyond && !ra::wants(wanted, RA_CUDA_SM80)) {
-        ra_status launched;
-        if (ra::launch_sm90_backward(step, device, &way.only_if, &launched, error)) {
-            if (launched != RA_OK) return launched;
-            name = RA_CUDA_SM90A;
-        } else beyond = "its backward pass takes no mixed branches, odd strides or many short segments";
-    }
-    if (ra::wants(wanted, RA_CUDA_SM90A) && beyond) {
+    const ra::BackwardWay general = ra::general_way(step);
+    const char *name = general.name, *beyond = ra::beyond_sm90_backward(p, device);
+    const bool required = ra::wants(wanted, RA_CUDA_SM90A);
+    if (required && beyond) {
         snprintf(error->text, sizeof error->text, "kernel 'sm90a' cannot be used: %s", beyond);
         return RA_NOT_AVAILABLE;
     }
+    const ra_status ran = beyond || ra::wants(wanted, RA_CUDA_SM80)
+                              ? ra::run_general(step, general, device, error)
+                              : ra::run_parts(step, general, device, required, &name, error);
     if (path) *path = name;
-    return ra::run_general(step, way, device, error);
+    return ran;
 }

@@ -115,19 +115,21 @@ __device__ __noinline__ void recompute_keys(const BackwardJob &backward, const K
     }
 }
 
-/* The same for dq of query rows; lanes take keys. */
+/* The same for dq of query rows first .. first + count - 1 of a head; lanes take keys. */
 template <typename T>
-__device__ __noinline__ void recompute_queries(const BackwardJob &backward, const Work &work, int first, int count) {
+__device__ __noinline__ void recompute_queries(const BackwardJob &backward, const Work &work, int head, int first, int count,
+                                               int begin, int end) {
     const Job &job = backward.job;
     const JobItem &item = job.items[work.item];
     const int lane = threadIdx.x & 31;
     const int64_t k_row = key_row(item, work);
+    end = min(end, job.head_dim);
 #pragma unroll 1
     for (int a = first; a < min(first + count, work.rows); a++) {
         const int64_t row = work.q_row + a * item.q.row_step;
-        const T *q = row_pointer<T>(job.q, work.batch, row, work.head);
-        const T *dout = row_pointer<T>(backward.dout, work.batch, row, work.head);
-        const QueryRow query = query_row(backward, work, work.head, a);
+        const T *q = row_pointer<T>(job.q, work.batch, row, head);
+        const T *dout = row_pointer<T>(backward.dout, work.batch, row, head);
+        const QueryRow query = query_row(backward, work, head, a);
         float dq[8] = {};
 #pragma unroll 1
         for (int c0 = query.lo; c0 < query.hi; c0 += 32) {
@@ -137,19 +139,23 @@ __device__ __noinline__ void recompute_queries(const BackwardJob &backward, cons
             const int c = c0 + lane;
             float ds = 0.f;
             if (c < query.hi)
-                ds = pair_of<T>(job, work, work.head, query, a, c, q, dout, at(item.k_view, c), at(item.v_view, c)).ds;
+                ds = pair_of<T>(job, work, head, query, a, c, q, dout, at(item.k_view, c), at(item.v_view, c)).ds;
             for (int other = 0; other < min(32, query.hi - c0); other++) {
                 const float weight = __shfl_sync(~0u, ds, other);
                 const T *k = at(item.k_view, c0 + other);
 #pragma unroll
-                for (int i = 0; i < 8; i++)
-                    if (lane + 32 * i < job.head_dim) dq[i] = fmaf(weight, to_float(k[lane + 32 * i]), dq[i]);
+                for (int i = 0; i < 8; i++) {
+                    const int d = begin + lane + 32 * i;
+                    if (d < end) dq[i] = fmaf(weight, to_float(k[d]), dq[i]);
+                }
             }
         }
-        void *to = gradient_row<T>(job.single, backward.dq, work.batch, row, work.head);
+        void *to = gradient_row<T>(job.single, backward.dq, work.batch, row, head);
 #pragma unroll
-        for (int i = 0; i < 8; i++)
-            if (lane + 32 * i < job.head_dim) put<T>(job.single, to, lane + 32 * i, dq[i] * job.scale);
+        for (int i = 0; i < 8; i++) {
+            const int d = begin + lane + 32 * i;
+            if (d < end) put<T>(job.single, to, d, dq[i] * job.scale);
+        }
     }
 }
 

@@ -17,7 +17,6 @@ struct BackwardJob {
     ra_tensor dout, delta, dq;
     int32_t group; /* query heads of a KV head */
     bool vectors;  /* all rows of q, k, v and dout start at multiples of 16 bytes */
-    const uint32_t *only_if; /* not NULL: nothing is done where it is 0 */
     KeyGradients gradients[JOB_ITEMS];
     Job job; /* if its tiles are keys: JobItem.blocks counts blocks of keys, and an instance is that of all heads of a group */
 };
@@ -29,8 +28,6 @@ struct KeyWork : Work {
 };
 
 #ifdef __CUDACC__
-
-__device__ __forceinline__ bool is_wanted(const BackwardJob &backward) { return !backward.only_if || *backward.only_if; }
 
 /* The first query row whose interval ends (or, if not `end`, begins) beyond key c. Neither end ever falls from row to row, so
  * bisection finds it. */

@@ -106,7 +106,6 @@ __global__ void __launch_bounds__(S::THREADS) backward_keys_sm80(const __grid_co
     __shared__ KeyWork work;
     __shared__ QueryRow queries[TILE];
     unsigned char *k = shared, *v = k + S::OWN * PITCH * 2, *q = v + S::OWN * PITCH * 2, *dout = q + TILE * PITCH * 2;
-    if (!is_wanted(backward)) return;
     if (threadIdx.x == 0) find_keys(backward, blockIdx.x, S::OWN, &work);
     __syncthreads();
     if (work.row >= work.row_end && !job.single) return;
@@ -196,7 +195,6 @@ __global__ void __launch_bounds__(S::THREADS) backward_queries_sm80(const __grid
     extern __shared__ __align__(1024) unsigned char shared[];
     __shared__ Work work;
     unsigned char *q = shared, *dout = q + S::OWN * PITCH * 2, *k = dout + S::OWN * PITCH * 2, *v = k + TILE * PITCH * 2;
-    if (!is_wanted(backward)) return;
     if (threadIdx.x == 0) find_work(job, blockIdx.x, S::OWN, TILE, &work);
     __syncthreads();
     if (work.key_tiles == 0 && !job.single) return;
@@ -259,7 +257,7 @@ __global__ void __launch_bounds__(S::THREADS) backward_queries_sm80(const __grid
     cp_async_wait<0>();
 
     if (__any_sync(~0u, masked) && __any_sync(~0u, is_doubtful(dq)))
-        recompute_queries<T>(backward, work, work.row + warp * 16, 16);
+        recompute_queries<T>(backward, work, work.head, work.row + warp * 16, 16, 0, S::D);
     else
         put_sums<T, S>(job, backward.dq, work.batch, work.q_row, item.q.row_step, work.head, row, work.rows, 0, dq, job.scale);
 }

@@ -28,7 +28,10 @@
 
 namespace ra {
 
-template <int D_, int QUERIES_, int Q_STAGES_ = RA_BACK_Q_STAGES, int DOUT_STAGES_ = RA_BACK_DOUT_STAGES> struct BackShape {
+/* SINGLE: of job.single. */
+template <int D_, int QUERIES_, bool SINGLE_, int Q_STAGES_ = RA_BACK_Q_STAGES, int DOUT_STAGES_ = RA_BACK_DOUT_STAGES>
+struct BackShape {
+    static constexpr bool SINGLE = SINGLE_;
     static constexpr int D = D_, QUERIES = QUERIES_, Q_STAGES = Q_STAGES_, DOUT_STAGES = DOUT_STAGES_;
     static constexpr int PANELS = (D + 63) / 64, THREADS = 384;
     static constexpr int SPAN = QUERIES > RA_BACK_SPAN ? RA_BACK_SPAN : QUERIES; /* query rows that are scored at once */
@@ -53,12 +56,14 @@ struct BackRows {
     int32_t first, rows; /* its first row, and how many there are from there on */
     int32_t order;       /* this tile's place among those that add */
     bool last;           /* nobody adds later */
+    bool masked;         /* some row of it does not attend to all keys of the tiles that add */
     uint32_t *turn;      /* how many have added, for each warpgroup's part */
     int64_t dq, dq_step; /* elements to its first row of the result, and from row to row */
 };
 
-/* Blocks of query rows that are remembered: loads are never so far ahead of sums. */
-enum { BACK_ROWS = RA_BACK_DQ_BUFFERS == 1 ? 8 : 6 };
+/* Blocks of query rows that are remembered. Block i + BACK_ROWS is fetched when q of block i + DQ_BUFFERS + 1 is done with; by
+ * then dQ of the block before that one has found a free buffer, so that block i is added. */
+enum { BACK_ROWS = RA_BACK_DQ_BUFFERS + RA_BACK_Q_STAGES + 1 };
 
 template <class S> struct BackBarriers {
     uint64_t q_full[S::Q_STAGES], q_empty[S::Q_STAGES], rows_full[S::Q_STAGES];
@@ -70,6 +75,7 @@ template <class S> struct BackBarriers {
     float4 stats[S::Q_STAGES][S::QUERIES / 2]; /* of two rows: -lse in units of log2, twice, and delta, twice */
     int2 ranges[BACK_WARPS][16]; /* query rows [x, y) that attend to each of a warp's keys, */
     int2 all[BACK_WARPS];        /* and those that attend to all of them */
+    bool masked[2];              /* of each tile in work: not all of its rows attend to all of its keys */
     BackRows rows[BACK_ROWS];
     BackTile work[2];
 };
@@ -132,11 +138,12 @@ template <class S> __device__ __forceinline__ bool deal_back_tile(const BackTmaJ
 }
 
 /* Calls each(query head of the group, block of query rows) for all that a tile meets, in order. */
-template <class Each> __device__ __forceinline__ void each_query_block(const BackTile &work, Each each) {
+template <class Each> __device__ __forceinline__ void each_query_block(const BackTmaJob &back, const BackTile &work, Each each) {
+    const bool down = back.down;
 #pragma unroll 1
-    for (int u = 0; u < work.group; u++)
+    for (int u = 0; u < back.group; u++)
 #pragma unroll 1
-        for (int i = 0; i < work.count; i++) each(u, work.down ? work.first + work.count - 1 - i : work.first + i);
+        for (int i = 0; i < work.count; i++) each(u, down ? work.first + work.count - 1 - i : work.first + i);
 }
 
 /* Takes tiles and loads what they need. A tile is taken when the loads of the one before are under way and it is soon begun:
@@ -170,7 +177,7 @@ __device__ __forceinline__ void load_back_tiles(const BackTmaJob &back, unsigned
                          place[2] + u * move.at[2][INDEX_GROUP]);
         };
         bool begun = false;
-        each_query_block(work, [&](int u, int t) {
+        each_query_block(back, work, [&](int u, int t) {
             load_queries(Number<S::Q_STAGES>{}, q, bars.q_full, bars.q_empty, BACK_Q, u, t);
             if (!begun) load_keys(k, &bars.k_full, &bars.k_empty, BACK_K);
             load_queries(Number<S::DOUT_STAGES>{}, dout, bars.dout_full, bars.dout_empty, BACK_DOUT, u, t);
@@ -204,15 +211,12 @@ template <class S> __device__ __forceinline__ void fetch_back_rows(const BackTma
         mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
         if (work.item < 0) return;
         const JobItem &item = job.items[work.item];
-        /* The number of the first block of query rows of the instance: instances count heads fastest. */
-        const uint32_t heads = item.extent[INDEX_HEAD];
-        const uint32_t instance =
-            ((work.at[INDEX_BATCH] * item.extent[INDEX_LOOP0] + work.at[INDEX_LOOP0]) * item.extent[INDEX_LOOP1] +
-             work.at[INDEX_LOOP1]) * heads + work.at[INDEX_HEAD];
-        each_query_block(tile, [&](int u, int t) {
+        if (lane == 0) bars.masked[works & 1] = false;
+        each_query_block(back, tile, [&](int u, int t) {
             const int stage = slot_of<S::Q_STAGES>(turn);
             mbarrier_wait(&bars.q_empty[stage], parity_of<S::Q_STAGES>(turn) ^ 1);
             const int first = t * S::QUERIES;
+            bool blind = false; /* some row has no keys at all */
 #pragma unroll
             for (int i = 0; i < S::QUERIES / 64; i++) { /* rows 2 l and 2 l + 1 of each 64 */
                 const int a = first + i * 64 + lane * 2;
@@ -224,25 +228,30 @@ template <class S> __device__ __forceinline__ void fetch_back_rows(const BackTma
                     const float x = *row_pointer<const float>(job.lse, work.batch, row, work.head + u);
                     const float y = *row_pointer<const float>(back.delta, work.batch, row, work.head + u);
                     /* Rows without keys have no weights. */
+                    blind = blind || (valid && x == -INFINITY);
                     lse[j] = valid && x != -INFINITY ? x * -1.4426950408889634f : -INFINITY;
                     delta[j] = valid && x != -INFINITY ? y : 0.f;
                 }
                 bars.stats[stage][i * 32 + lane] = make_float4(lse[0], lse[1], delta[0], delta[1]);
             }
+            blind = __any_sync(~0u, blind);
             if (lane == 0) {
                 BackRows &rows = bars.rows[turn % BACK_ROWS];
-                const BackTmaItem &own = back.items[work.item];
                 const int64_t row = work.q_row + first * item.q.row_step;
                 rows.first = first;
                 rows.rows = work.rows - first;
-                rows.turn = back.turns + (own.first_turn + (instance * tile.group + u) * own.q_blocks + t) * 2;
+                rows.turn = turn_of(back, tile, u, t);
                 rows.dq = work.batch * back.dq.batch + row * back.dq.row + (work.head + u) * back.dq.head;
                 rows.dq_step = item.q.row_step * back.dq.row;
-                int lo, hi;
-                block_interval(job, work, t, S::QUERIES, &lo, &hi);
-                const int lowest = lo / BACK_KEYS, highest = (hi - 1) / BACK_KEYS, own_block = tile.key / BACK_KEYS;
+                const BlockKeys keys = block_keys(job, work, t, S::QUERIES);
+                const int lowest = keys.lo / BACK_KEYS, highest = (keys.hi - 1) / BACK_KEYS, own_block = tile.key / BACK_KEYS;
                 rows.order = job.last_first ? highest - own_block : own_block - lowest;
                 rows.last = rows.order == highest - lowest && RA_BACK_SUMS == 2;
+                const auto meets_all = [&](int from, int end) { /* of the keys that there are */
+                    return !blind && keys.all_lo <= from && keys.all_hi >= min(end, item.k.count);
+                };
+                rows.masked = !meets_all(lowest * BACK_KEYS, (highest + 1) * BACK_KEYS);
+                if (!meets_all(tile.key, tile.key + BACK_KEYS)) bars.masked[works & 1] = true;
             }
             __syncwarp();
             if (lane < LANES) mbarrier_arrive(&bars.rows_full[stage]);
@@ -293,38 +302,36 @@ __device__ __forceinline__ void write_scaled(T *to, int64_t step, const float *o
     }
 }
 
+/* The same, added to rows of f32 sums. */
+template <int N>
+__device__ __forceinline__ void add_scaled(float *to, int64_t step, const float *o, float scale, bool valid, bool valid8,
+                                           int columns) {
+    const int quad = threadIdx.x & 3;
+#pragma unroll
+    for (int r = 0; r < 2; r++, to += 8 * step) {
+#pragma unroll
+        for (int g = 0; g < N / 8; g++) {
+            if (!(r ? valid8 : valid) || g * 8 >= columns) continue;
+            float2 *at = reinterpret_cast<float2 *>(to + g * 8 + quad * 2), x = *at;
+            x.x = fmaf(o[g * 4 + 2 * r], scale, x.x), x.y = fmaf(o[g * 4 + 2 * r + 1], scale, x.y);
+            *at = x;
+        }
+    }
+}
+/* To results or sums, `at` elements from their start. */
+template <typename T, int N, bool SINGLE>
+__device__ __forceinline__ void put_scaled(void *data, int64_t at, int64_t step, const float *o, float scale,
+                                           bool valid, bool valid8, int columns) {
+    if constexpr (SINGLE) write_scaled<T, N>(static_cast<T *>(data) + at, step, o, scale, valid, valid8, columns);
+    else add_scaled<N>(static_cast<float *>(data) + at, step, o, scale, valid, valid8, columns);
+}
+
 /* Whether all of them are finite, for the whole warp. */
 template <int R> __device__ __forceinline__ bool all_finite(const float (&o)[R]) {
     float doubt[4] = {0.f, 0.f, 0.f, 0.f}; /* NaN iff one is not */
 #pragma unroll
     for (int i = 0; i < R; i++) doubt[i & 3] = fmaf(o[i], 0.f, doubt[i & 3]);
     return !__any_sync(~0u, doubt[0] + doubt[1] + doubt[2] + doubt[3] != 0.f);
-}
-
-/* The result of a warpgroup's part of dQ, of which all other sums are there or will be: by the warp that adds, from the
- * accumulators as the warpgroup stored them. */
-template <typename T, class S>
-__device__ __forceinline__ void finish_queries(const BackTmaJob &back, const BackRows &rows, int wg, const unsigned char *dq) {
-    const int lane = threadIdx.x & 31, column = S::BY_COLUMNS ? wg * 64 : 0;
-    const uint32_t from = shared_address(dq) + lane * 16;
-    const float *sums = back.sums + (rows.turn + wg - back.turns) * (S::DQ_BYTES / 4) + lane * 4;
-    if (rows.order > 0) await_turn(rows.turn + wg, (uint32_t)rows.order);
-    bool fine = true;
-#pragma unroll 1
-    for (int part = 0; part < 8; part++) { /* half of the columns of a warp's rows */
-        const int warp = part / 2, j0 = part % 2 * 4;
-        float x[16];
-#pragma unroll
-        for (int j = 0; j < 4; j++) {
-            load_shared(from + (j0 + j) * 2048 + warp * 512, &x[4 * j]);
-            if (rows.order > 0) add_stored(sums + (j0 + j) * 512 + warp * 128, &x[4 * j]);
-        }
-        fine = all_finite(x) && fine;
-        const int row = (S::BY_COLUMNS ? 0 : wg * 64) + warp * 16 + lane / 4, first = column + j0 * 8;
-        write_scaled<T, 32>(static_cast<T *>(back.dq.data) + rows.dq + row * rows.dq_step + first, rows.dq_step, x,
-                            back.job.scale, row < rows.rows, row + 8 < rows.rows, back.job.head_dim - first);
-    }
-    if (!fine && lane == 0) *back.doubt = 1;
 }
 
 /* A warpgroup's part of dQ from shared memory to its sums, when it is this tile's turn. By a whole warp, of which one
@@ -377,13 +384,17 @@ __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, co
         come = seen >= needed;
         owed = told, owed_order = order + 1;
         if (!RA_BACK_DEFER || last_of_tile) settle();
+        if (RA_BACK_ASK && !last_of_tile && !next.last) {
+            if (next.order > 0) await_turn(next.turn + wg, (uint32_t)next.order);
+            come = true;
+        }
     };
 #pragma unroll 1
     for (uint32_t works = 0;; works++) {
         const BackTile &work = bars.work[works & 1];
         mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
         if (work.base.item < 0) return;
-        const int count = work.count * work.group;
+        const int count = work.count * back.group;
         __syncwarp();
         if (lane == 0) mbarrier_arrive(&bars.work_empty[works & 1]);
 #pragma unroll 1
@@ -393,17 +404,14 @@ __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, co
             time(CLOCK_ADD_BEGIN);
             mbarrier_wait(&bars.dq_full[wg][buffer], parity_of<S::DQ_BUFFERS>(turn));
             time(CLOCK_ADD_FULL);
-            if (rows.last || RA_BACK_SUMS == 0) { /* the result, here or by those who computed it */
-                if (lane == 0) settle(); /* others may wait for it meanwhile */
-                __syncwarp();
-                if (RA_BACK_HELP && RA_BACK_SUMS) finish_queries<T, S>(back, rows, wg, dq + buffer * S::DQ_BYTES);
-                __syncwarp();
-                if (lane == 0) {
+            if (lane == 0) {
+                if (!rows.last && RA_BACK_SUMS != 0) {
+                    add(rows, buffer, i + 1 == count);
+                } else { /* those who computed it make the result */
+                    settle(); /* others may wait for it meanwhile */
                     mbarrier_arrive(&bars.dq_empty[wg][buffer]);
                     come = false;
                 }
-            } else if (lane == 0) {
-                add(rows, buffer, i + 1 == count);
             }
             __syncwarp(); /* the others wait here, where they keep nobody from adding */
         }
@@ -488,7 +496,7 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
     /* Hands dQ of block number n to those who add it, or, where nobody adds later, makes the result of it. */
     auto add_queries = [&](uint32_t n, float (&dq)[32]) {
         const BackRows &rows = bars.rows[n % BACK_ROWS];
-        const bool last = !RA_BACK_HELP && uniform(rows.last);
+        const bool last = uniform(rows.last);
         const int buffer = slot_of<S::DQ_BUFFERS>(n);
         mbarrier_wait(&bars.dq_empty[wg()][buffer], parity_of<S::DQ_BUFFERS>(n) ^ 1);
         time(n + 1, CLOCK_DQ_EMPTY);
@@ -500,7 +508,7 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
         }
         __syncwarp();
         release(&bars.dq_full[wg()][buffer]);
-        if (RA_BACK_HELP || !last) return;
+        if (!last) return;
         const int row = (S::BY_COLUMNS ? 0 : wg() * 64) + warp() * 16 + lane() / 4, column = S::BY_COLUMNS ? wg() * 64 : 0;
         const bool valid = row < rows.rows, valid8 = row + 8 < rows.rows;
         if (uniform(rows.order) > 0) {
@@ -509,9 +517,17 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
 #pragma unroll
             for (int j = 0; j < 8; j++) add_stored(sums + j * 512, &dq[4 * j]);
         }
-        if (!all_finite(dq) && lane() == 0) *back.doubt = 1;
-        T *to = static_cast<T *>(back.dq.data) + rows.dq + row * rows.dq_step + column;
-        write_scaled<T, 64>(to, rows.dq_step, dq, job.scale, valid, valid8, job.head_dim - column);
+        if (uniform(rows.masked) && !all_finite(dq)) {
+            if (lane() == 0) {
+                /* Read again: registers are few here. */
+                const uint32_t thread = afresh(threadIdx.x);
+                atomicOr(static_cast<uint32_t *const volatile &>(rows.turn) + (thread / 128 - 1), in_doubt(thread / 32 % 4));
+                *back.doubt = 1;
+            }
+            return;
+        }
+        put_scaled<T, 64, S::SINGLE>(back.dq.data, rows.dq + row * rows.dq_step + column, rows.dq_step, dq, job.scale, valid,
+                          valid8, job.head_dim - column);
     };
 
 #pragma unroll 1
@@ -527,7 +543,7 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
             if (lane() == 16) bars.all[own()] = make_int2(all_lo, all_hi);
             __syncwarp();
         }
-        const int count = uniform(work.count * work.group);
+        const int count = uniform(work.count * back.group);
         mbarrier_wait(&bars.k_full, works & 1);
         mbarrier_wait(&bars.v_full, works & 1);
 
@@ -816,19 +832,46 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
         release(&bars.ds_empty[(turn - 1) & 1]);
         release(&bars.k_empty);
         add_queries(turn - 1, dq);
-        const bool fine = all_finite(dk) && all_finite(dv);
-        if (!fine && lane() == 0) *back.doubt = 1;
-        const int key = work.key + wg() * 64 + warp() * 16 + lane() / 4;
-        const BackTmaItem &item = back.items[work.base.item];
-        const JobItem &rows = job.items[work.base.item];
-        const bool valid = key < rows.k.count, valid8 = key + 8 < rows.k.count;
-        const int64_t dk_step = rows.k.row_step * item.dk.row, dv_step = rows.k.row_step * item.dv.row;
-        write_scaled<T, D>(static_cast<T *>(item.dv.data) + work.dv + key * dv_step, dv_step, dv, 1.f, valid, valid8,
-                           job.head_dim);
-        write_scaled<T, D>(static_cast<T *>(item.dk.data) + work.dk + key * dk_step, dk_step, dk, job.scale, valid, valid8,
-                           job.head_dim);
+        if (bars.masked[works & 1] && !(all_finite(dk) && all_finite(dv))) {
+            if (lane() == 0) {
+                atomicOr(tile_doubts(back, work.number), in_doubt(work.number, own()));
+                *back.doubt = 1;
+            }
+        } else {
+            const int key = work.key + wg() * 64 + warp() * 16 + lane() / 4;
+            const KeyGradients &to = back.gradients[work.base.item];
+            const JobItem &rows = job.items[work.base.item];
+            const bool valid = key < rows.k.count, valid8 = key + 8 < rows.k.count;
+            const int64_t dk_step = rows.k.row_step * to.dk.row, dv_step = rows.k.row_step * to.dv.row;
+            put_scaled<T, D, S::SINGLE>(to.dv.data, work.dv + key * dv_step, dv_step, dv, 1.f, valid, valid8, job.head_dim);
+            put_scaled<T, D, S::SINGLE>(to.dk.data, work.dk + key * dk_step, dk_step, dk, job.scale, valid, valid8,
+                             job.head_dim);
+        }
+        __syncwarp();
         __syncwarp();
         release(&bars.work_empty[works & 1]);
+    }
+}
+
+/* By the definition: what the kernel has left undone because it is not finite, be it because of a masked row or in its own
+ * right. Warps take the tiles in turns; there is hardly ever one to take. */
+template <typename T, class S> __global__ void __launch_bounds__(BACK_WARPS * 32) define_sm90(const __grid_constant__ BackTmaJob back) {
+    if (!*back.doubt) return;
+    __shared__ BackTile tile;
+    const int warp = (int)threadIdx.x / 32, part = warp / 4, column = S::BY_COLUMNS ? part * 64 : 0;
+    for (uint32_t number = blockIdx.x; number < back.job.tiles; number += gridDim.x) {
+        __syncthreads();
+        if (threadIdx.x == 0) find_back_tile(back, number, S::QUERIES, &tile);
+        __syncthreads();
+        if (*tile_doubts(back, number) & in_doubt(number, warp))
+            recompute_keys<T>(back, tile.base, tile.key + warp * 16, 16, 0, S::D);
+        each_query_block(back, tile, [&](int u, int t) {
+            const BlockKeys keys = block_keys(back.job, tile.base, t, S::QUERIES);
+            if (keys.lo / BACK_KEYS != tile.key / BACK_KEYS) return; /* each block once: with the first tile that meets it */
+            if (*(turn_of(back, tile, u, t) + part) & in_doubt(warp % 4))
+                recompute_queries<T>(back, tile.base, tile.base.head + u,
+                                     t * S::QUERIES + (S::BY_COLUMNS ? 0 : part * 64) + warp % 4 * 16, 16, column, column + 64);
+        });
     }
 }
 

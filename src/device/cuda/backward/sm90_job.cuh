@@ -14,6 +14,7 @@
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_JOB_CUH
 #define RA_DEVICE_CUDA_BACKWARD_SM90_JOB_CUH
 
+#include "device/cuda/backward/pairs.cuh"
 #include "device/cuda/tiles_sm90.cuh"
 
 namespace ra {
@@ -25,39 +26,41 @@ enum { BACK_KEYS = 128, BACK_WARPS = 8 /* that compute */ };
 struct BackTmaItem {
     CUtensorMap maps[BACK_TENSORS];
     TmaPlace places[BACK_TENSORS];
-    ra_tensor dk, dv;    /* results */
-    int32_t group;       /* query heads of a KV head */
     uint32_t q_blocks;   /* blocks of query rows of an instance and query head, */
     uint32_t first_turn; /* and the number of the first one, over all items */
 };
 
-struct BackTmaJob {
+/* The job's tiles are keys. */
+struct BackTmaJob : BackwardJob {
     BackTmaItem items[JOB_ITEMS];
-    ra_tensor dq, delta;
     float *sums;     /* of dq, as the kernel lays them out, block by block; anything is in them before */
-    uint32_t *turns; /* [blocks of query rows][2]: how many tiles have added to each half; 0 before */
+    uint32_t *turns; /* [blocks of query rows][2]: how many tiles have added to each half; 0 before. Its top bits: in_doubt */
+    uint32_t *doubts; /* [tiles / 4]: a bit for each warp that has left dk and dv of its keys undone; 0 before */
+    uint32_t *doubt;  /* not 0: there are some, or bits in turns */
     uint32_t *clocks; /* see sm90_clocks.cuh */
     bool down;        /* tiles walk their blocks of query rows from last to first */
-    uint32_t *doubt; /* becomes 1 if a result is not finite: a masked row may have got into it */
-    Job job;         /* its blocks are of keys, and an instance is that of all heads of a group */
 };
 
-/* A tile. The base says where its instance is; head is the first query head of the group. */
+/* A tile. The base says where its instance is, and which query rows meet it. */
 struct BackTile {
-    Work base;
+    KeyWork base;
+    uint32_t number;
     int32_t key;          /* the first one */
     int32_t first, count; /* blocks of query rows of each query head, */
-    bool down;            /* walked from last to first */
-    int32_t group;        /* query heads */
-    int64_t dk, dv;       /* elements from the results' start to the row of key 0 */
+    uint32_t blocks;      /* the number of block 0 of its first query head, over all items */
+    int64_t dk, dv;       /* elements from the results' or sums' start to the row of key 0 */
     int32_t place[BACK_TENSORS][3];
 };
 
-/* The keys that rows of block t may attend to: [*lo, *hi). */
-__device__ __forceinline__ void block_interval(const Job &job, const Work &work, int t, int queries, int *lo, int *hi) {
-    int unused;
-    row_interval(job, work, t * queries, lo, &unused);
-    row_interval(job, work, min((t + 1) * queries, work.rows) - 1, &unused, hi);
+/* The keys [lo, hi) that rows of block t may attend to, and those that all of them do: [all_lo, all_hi). */
+struct BlockKeys {
+    int lo, hi, all_lo, all_hi;
+};
+__device__ __forceinline__ BlockKeys block_keys(const Job &job, const Work &work, int t, int queries) {
+    BlockKeys keys;
+    row_interval(job, work, t * queries, &keys.lo, &keys.all_hi);
+    row_interval(job, work, min((t + 1) * queries, work.rows) - 1, &keys.all_lo, &keys.hi);
+    return keys;
 }
 
 /* The smallest a in [0, count) for which is(a), which stays true from there on; count if there is none. */
@@ -93,27 +96,41 @@ __device__ __forceinline__ void key_interval(const Job &job, const Work &work, i
 /* Tile number `number` < job.tiles, with blocks of `queries` rows. By one thread. */
 static __device__ __noinline__ void find_back_tile(const BackTmaJob &back, uint32_t number, int queries, BackTile *tile) {
     const Job &job = back.job;
-    Work &work = tile->base;
+    KeyWork &work = tile->base;
     find_instance(job, number, BACK_KEYS, &work);
     find_limits(job, &work);
+    tile->number = number;
     tile->key = work.row;
     const JobItem &item = job.items[work.item];
     const BackTmaItem &own = back.items[work.item];
-    tile->group = own.group;
-    tile->down = back.down;
-    work.head = (item.head_start + work.at[INDEX_HEAD] * item.head_step) * own.group;
-    const int64_t row = item.k.row + work.at[INDEX_LOOP0] * item.k.row_loop[0] + work.at[INDEX_LOOP1] * item.k.row_loop[1];
-    tile->dk = work.batch * own.dk.batch + row * own.dk.row + work.at[INDEX_HEAD] * own.dk.head;
-    tile->dv = work.batch * own.dv.batch + row * own.dv.row + work.at[INDEX_HEAD] * own.dv.head;
+    work.head = (item.head_start + work.at[INDEX_HEAD] * item.head_step) * back.group;
+    /* Instances count heads fastest. */
+    uint32_t instance = work.at[INDEX_BATCH];
+    for (int i = INDEX_LOOP0; i >= INDEX_HEAD; i--) instance = instance * item.extent[i] + work.at[i];
+    tile->blocks = own.first_turn + instance * back.group * own.q_blocks;
+    const ra_tensor &dk = back.gradients[work.item].dk, &dv = back.gradients[work.item].dv;
+    const int64_t row = key_row(item, work);
+    tile->dk = work.batch * dk.batch + row * dk.row + work.at[INDEX_HEAD] * dk.head;
+    tile->dv = work.batch * dv.batch + row * dv.row + work.at[INDEX_HEAD] * dv.head;
 
     /* Neither end of a block's keys falls from block to block. */
     const int blocks = (int)own.q_blocks, key = tile->key;
-    int lo, hi;
-    tile->first = first_where(blocks, [&](int t) { return block_interval(job, work, t, queries, &lo, &hi), hi > key; });
-    tile->count =
-        first_where(blocks, [&](int t) { return block_interval(job, work, t, queries, &lo, &hi), lo >= key + BACK_KEYS; });
+    tile->first = first_where(blocks, [&](int t) { return block_keys(job, work, t, queries).hi > key; });
+    tile->count = first_where(blocks, [&](int t) { return block_keys(job, work, t, queries).lo >= key + BACK_KEYS; });
     tile->count = max(0, tile->count - tile->first);
+    work.row = tile->first * queries;
+    work.row_end = min((tile->first + tile->count) * queries, work.rows);
 }
+
+/* The words in which a block of query rows counts the tiles that have added to its two parts. When all have, a bit says that
+ * the warp's rows of the part are not finite, and left undone. */
+__device__ __forceinline__ uint32_t *turn_of(const BackTmaJob &back, const BackTile &tile, int u, int t) {
+    return back.turns + (tile.blocks + u * back.items[tile.base.item].q_blocks + t) * 2;
+}
+__device__ __forceinline__ uint32_t in_doubt(int warp) { return 1u << (28 + warp); }
+/* The same of a tile's keys. */
+__device__ __forceinline__ uint32_t *tile_doubts(const BackTmaJob &back, uint32_t number) { return back.doubts + number / 4; }
+__device__ __forceinline__ uint32_t in_doubt(uint32_t number, int warp) { return 1u << (number % 4 * 8 + warp); }
 
 } // namespace ra
 #endif

@@ -11,7 +11,7 @@
  * 2  as 1, and S and dP of the next block while dK runs, once dQ has left: the warpgroup's queue of products hardly runs dry
  * 3  as 2, but S before dQ has left: 32 registers more */
 #ifndef RA_BACK_ORDER
-#define RA_BACK_ORDER 0
+#define RA_BACK_ORDER 1
 #endif
 /* From order 2 on: P and dS share registers, and dS is packed when dV is done. */
 #ifndef RA_BACK_SHARE
@@ -19,12 +19,12 @@
 #endif
 /* The number of the warpgroup is told to be uniform: descriptors then live in uniform registers. */
 #ifndef RA_BACK_UNIFORM
-#define RA_BACK_UNIFORM 0
+#define RA_BACK_UNIFORM 1
 #endif
 /* D = 64: query rows that are scored at a time, of blocks of 128. With 64 there are two halves of a block, in an order of their
  * own, and registers enough. */
 #ifndef RA_BACK_SPAN
-#define RA_BACK_SPAN 128
+#define RA_BACK_SPAN 64
 #endif
 /* Query rows that are made weights and dS of at once (from order 1 on), at D = 64; otherwise always 64. */
 #ifndef RA_BACK_PART
@@ -35,9 +35,9 @@
 #ifndef RA_BACK_DEFER
 #define RA_BACK_DEFER 0
 #endif
-/* The last sums of a block and its result are made by the warps that add, not by those that compute. */
-#ifndef RA_BACK_HELP
-#define RA_BACK_HELP 0
+/* The turn of the next block is waited for before its dQ is, so that the latency of asking is hidden. */
+#ifndef RA_BACK_ASK
+#define RA_BACK_ASK 1
 #endif
 /* Causal: keys from first to last, the heaviest tiles first, and queries from last to first. */
 #ifndef RA_BACK_DOWN
@@ -53,7 +53,7 @@
 #endif
 /* Buffers of a warpgroup's part of dQ. */
 #ifndef RA_BACK_DQ_BUFFERS
-#define RA_BACK_DQ_BUFFERS 1
+#define RA_BACK_DQ_BUFFERS 2
 #endif
 #ifndef RA_BACK_Q_STAGES
 #define RA_BACK_Q_STAGES 2
@@ -67,10 +67,6 @@
 #endif
 #ifndef RA_BACK_CONSUMER
 #define RA_BACK_CONSUMER 224
-#endif
-/* Any head_dim that is a multiple of 8 up to 128, with kernels of 64, 96 and 128 columns. */
-#ifndef RA_BACK_ANY_DIM
-#define RA_BACK_ANY_DIM 0
 #endif
 /* Clocks of each phase go to the end of the scratch memory, see sm90_clocks.cuh. */
 #ifndef RA_BACK_CLOCKS

@@ -13,13 +13,16 @@ extern const Variant backward_queries_d64, backward_queries_d128, backward_queri
 extern const Variant backward_keys_f32_d64, backward_keys_f32_d128, backward_keys_f32_d256;
 extern const Variant backward_queries_f32_d64, backward_queries_f32_d128, backward_queries_f32_d256;
 
+/* Where the gradients of an item's keys go. */
+inline KeyGradients key_gradients(const ra_backward_step *step, const ra_item *item) {
+    return step->single ? KeyGradients{item->dk_result, item->dv_result} : KeyGradients{item->dk_view, item->dv_view};
+}
+
 /* Hopper's: NULL, or why it does not compute the problem; the scratch that it needs; and its launch (false: it does not take
- * the step). *doubt: a word on the device that is not 0, once the kernel has run, if a result is not finite. Then the general
- * kernels compute all of them again, since a masked row may have got into it. */
+ * the step). No two items of the step may add to the same rows. */
 const char *beyond_sm90_backward(const ra_problem *p, const Device &device);
 int64_t scratch_sm90_backward(const ra_problem *p);
-bool launch_sm90_backward(const ra_backward_step *step, const Device &device, const uint32_t **doubt, ra_status *status,
-                          ra_cuda_error *error);
+bool launch_sm90_backward(const ra_backward_step *step, const Device &device, ra_status *status, ra_cuda_error *error);
 
 } // namespace ra
 #endif
