@@ -1,5 +1,6 @@
 """The CUDA backward kernels against the definition in float64, as test_forward.py for the forward pass."""
 
+import itertools
 import math
 import unittest
 
@@ -79,21 +80,24 @@ class Backward(unittest.TestCase):
     # ---------------------------------------------------------------------------------------------------------- masks
 
     def test_hoppers_kernel_meets_the_bound_by_itself(self):
-        """Where it doubts a result the general kernels compute all again; on finite numbers it must not."""
+        """What is not finite it leaves to be defined pair by pair; on finite numbers nothing is left."""
         if torch.cuda.get_device_capability() != (9, 0):
             self.skipTest("needs a Hopper GPU")
         for dtype in (BF16,) if SMALL else (BF16, F16):
-            for d in (64, 128):
+            for d, sums in itertools.product((40, 64, 96, 104, 128), (False, True)):
                 for n, h, hk, desc in (
                     (700, 4, 4, Desc()),
                     (1000, 8, 2, Desc(causal=True)),
                     (900, 2, 2, Desc(window=(100, 50))),
                     (900, 2, 2, Desc(window=(-1, 70))),
                     (2048, 3, 3, Desc(branches=[(512, 1), (1024, 2), (2048, 4)], causal=True)),
+                    (900, 4, 2, Desc(branches=[(128, 1), (256, 2), (512, 4)], combine="mix", causal=True)),
                 ):
-                    with self.subTest(dtype=dtype, d=d, n=n, **desc.text()), kernel("sm90a"):
+                    if desc.combine == "mix" and not sums:
+                        continue
+                    with self.subTest(dtype=dtype, d=d, sums=sums, n=n, **desc.text()), kernel("sm90a"):
                         q, k, v, out, lse, dout, dlse = self.inputs(1, n, n, h, hk, d, desc, dtype, False, False)
-                        found = self.backward(q, k, v, out, lse, dout, dlse, desc)
+                        found = self.backward(q, k, v, out, lse, dout, dlse, desc, sums)
                         self.hold(found, q, k, v, dout, dlse, desc)
                         self.assertEqual(backend.path, "sm90a")
                         self.assertEqual(self.scratch[:8].view(torch.int32)[1].item(), 0, "it doubts a result")
@@ -113,7 +117,7 @@ class Backward(unittest.TestCase):
 
     def test_a_nan_in_a_masked_row_reaches_no_gradient(self):
         for dtype in (BF16, F16, F32):
-            for d in (64, 128, 256):
+            for d in (64, 96, 128, 256):
                 for sums in (False, True):
                     desc = Desc(causal=True, key_begin=[0, 100, 133], key_end=[200, 120, 150])
                     self.case(3, 200, 200, 2, 1, d, desc, dtype, poison=True, sums=sums)
@@ -121,11 +125,11 @@ class Backward(unittest.TestCase):
 
     def test_masked_pairs_inside_a_tile_let_no_infinity_through(self):
         """Key 100 and query 30 hold infinities; only those that attend to the key, or are attended by the query, may show it."""
-        for dtype in (BF16, F32):
+        for dtype, d, sums in itertools.product((BF16, F32), (64, 128), (False, True)):
             desc, n = Desc(causal=True), 160
-            q, k, v, out, lse, dout, _ = self.inputs(1, n, n, 1, 1, 64, desc, dtype, False, False)
+            q, k, v, out, lse, dout, _ = self.inputs(1, n, n, 1, 1, d, desc, dtype, False, False)
             v[0, 100], dout[0, 30] = math.inf, math.inf
-            dq, dk, dv = self.backward(q, k, v, out, lse, dout, None, desc)
+            dq, dk, dv = self.backward(q, k, v, out, lse, dout, None, desc, sums)
             self.assertTrue(torch.isfinite(dq[0, :30]).all() and torch.isfinite(dq[0, 31:100]).all())
             self.assertTrue(torch.isfinite(dk[0, 31:100]).all() and torch.isfinite(dk[0, 101:]).all())
             self.assertTrue(torch.isfinite(dv[0, 31:]).all())
