@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_queries_f32(const __gr
     }
 
     if (__any_sync(~0u, masked) && __any_sync(~0u, is_doubtful<S>(dq))) {
-        recompute_queries<float>(backward, work, work.row + ty / 2 * 2 * S::RO, 2 * S::RO);
+        recompute_queries<float>(backward, work, work.head, work.row + ty / 2 * 2 * S::RO, 2 * S::RO, 0, S::D);
         return;
     }
 #pragma unroll
