@@ -13,7 +13,7 @@ static int64_t device_bucket(const ra_config *c) {
 
 /* What is fast: a bucket of n rows rereads and rewrites the running state of every query once, 8*D bytes against 4*D*n flops,
  * and queries are packed again. That costs under 5 % from about 400 rows on with vector units, from 4096 in f32 and 8192 in 16
- * bits with matrix units, and from about 5000 on a GPU. What CPUs the other ranks have is not known here, so a bucket is a
+ * bits with matrix units, and from about 7000 on a GPU. What CPUs the other ranks have is not known here, so a bucket is a
  * quarter of a shard between those bounds (in 16 bits at least 2048, where matrix units lose a tenth). */
 static int64_t fast_bucket(const ra_config *c, int ranks) {
     if (device_bucket(c)) return device_bucket(c);

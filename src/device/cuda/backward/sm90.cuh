@@ -7,14 +7,16 @@
  *
  *     S = K Q(i)^T,  dP = V dO(i)^T        wgmma from shared memory
  *     P = exp(S - lse)                     while dP runs
- *     dS = P (dP - delta)                  to registers and to shared memory, for both warpgroups
+ *     dV += P dO(i)                        wgmma with P in registers
+ *     dS = P (dP - delta)                  while dV runs; to registers and to shared memory, for both warpgroups
  *     dQ(i-1) = dS(i-1)^T K                wgmma from shared memory; each warpgroup has half of it
- *     dV += P dO(i),  dK += dS Q(i)        wgmma with P and dS in registers
- *     dQ(i-1) to memory                    while dV and dK run
+ *     dK += dS Q(i)                        wgmma with dS in registers
+ *     dQ(i-1) to memory                    while dK runs
  *
  * dQ comes one block late, so that the warpgroups need not meet in every block. It goes to shared memory and from there, by
  * bulk reductions, to sums in global memory, in a fixed order: a tile adds to a block of query rows when its turn has come. The
- * first tile stores instead; the last adds what is there, converts the sum and writes the result. Sums lie as warps hold them.
+ * first tile stores instead; the last adds what is there and writes the result, or adds to the sums of a call of several steps.
+ * Sums lie as warps hold them. What is not finite is left undone, and marked: define_sm90 computes it afterwards.
  *
  * Of the producer's warps the first takes tiles and loads by TMA, the second fetches lse and delta, the others add dQ.
  *
@@ -23,26 +25,21 @@
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_CUH
 #define RA_DEVICE_CUDA_BACKWARD_SM90_CUH
 
-#include "device/cuda/backward/sm90_clocks.cuh"
 #include "device/cuda/backward/sm90_job.cuh"
 
 namespace ra {
 
 /* SINGLE: of job.single. */
-template <int D_, int QUERIES_, bool SINGLE_, int Q_STAGES_ = RA_BACK_Q_STAGES, int DOUT_STAGES_ = RA_BACK_DOUT_STAGES>
-struct BackShape {
+template <int D_, int QUERIES_, bool SINGLE_> struct BackShape {
     static constexpr bool SINGLE = SINGLE_;
-    static constexpr int D = D_, QUERIES = QUERIES_, Q_STAGES = Q_STAGES_, DOUT_STAGES = DOUT_STAGES_;
+    static constexpr int D = D_, QUERIES = QUERIES_, STAGES = 2; /* of q and dout */
     static constexpr int PANELS = (D + 63) / 64, THREADS = 384;
-    static constexpr int SPAN = QUERIES > RA_BACK_SPAN ? RA_BACK_SPAN : QUERIES; /* query rows that are scored at once */
-    static constexpr int PART = SPAN > RA_BACK_PART ? RA_BACK_PART : SPAN;
+    static constexpr int SPAN = 64; /* query rows that are scored at once: blocks of 128 take two halves, and spill nothing */
     static constexpr int Q_BYTES = PANELS * QUERIES * 128, KV_BYTES = PANELS * BACK_KEYS * 128;
     static constexpr int DS_PANEL = BACK_KEYS * 128, DS_BYTES = QUERIES / 64 * DS_PANEL;
     static constexpr int DQ_BYTES = 64 * 64 * 4; /* a warpgroup's part of dQ, f32 */
-    static constexpr int DQ_BUFFERS = QUERIES == 64 ? RA_BACK_DQ_BUFFERS : 1; /* others have no room */
-    static constexpr int SHARED =
-        2 * KV_BYTES + (Q_STAGES + DOUT_STAGES) * Q_BYTES + 2 * DS_BYTES + 2 * DQ_BUFFERS * DQ_BYTES;
-    static constexpr int PRODUCER_REGISTERS = RA_BACK_PRODUCER, CONSUMER_REGISTERS = RA_BACK_CONSUMER;
+    static constexpr int SHARED = 2 * KV_BYTES + 2 * STAGES * Q_BYTES + 2 * DS_BYTES + 2 * DQ_BYTES;
+    static constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224;
     /* Together no more than the launch has: setmaxnreg would wait for the rest for ever. */
     static_assert(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * 3,
                   "more registers than a block has");
@@ -61,18 +58,18 @@ struct BackRows {
     int64_t dq, dq_step; /* elements to its first row of the result, and from row to row */
 };
 
-/* Blocks of query rows that are remembered. Block i + BACK_ROWS is fetched when q of block i + DQ_BUFFERS + 1 is done with; by
- * then dQ of the block before that one has found a free buffer, so that block i is added. */
-enum { BACK_ROWS = RA_BACK_DQ_BUFFERS + RA_BACK_Q_STAGES + 1 };
+/* Blocks of query rows that are remembered. Block i + 4 is fetched when q of block i + 2 is done with; by then dQ of block i + 1
+ * has found its buffer free, so that block i is added. A power of two costs least. */
+enum { BACK_ROWS = 4 };
 
 template <class S> struct BackBarriers {
-    uint64_t q_full[S::Q_STAGES], q_empty[S::Q_STAGES], rows_full[S::Q_STAGES];
-    uint64_t dout_full[S::DOUT_STAGES], dout_empty[S::DOUT_STAGES];
+    uint64_t q_full[S::STAGES], q_empty[S::STAGES], rows_full[S::STAGES];
+    uint64_t dout_full[S::STAGES], dout_empty[S::STAGES];
     uint64_t k_full, k_empty, v_full, v_empty;
     uint64_t ds_full[2], ds_empty[2];
-    uint64_t dq_full[2][S::DQ_BUFFERS], dq_empty[2][S::DQ_BUFFERS]; /* of each warpgroup */
+    uint64_t dq_full[2], dq_empty[2]; /* of each warpgroup */
     uint64_t work_full[2], work_empty[2];
-    float4 stats[S::Q_STAGES][S::QUERIES / 2]; /* of two rows: -lse in units of log2, twice, and delta, twice */
+    float4 stats[S::STAGES][S::QUERIES / 2]; /* of two rows: -lse in units of log2, twice, and delta, twice */
     int2 ranges[BACK_WARPS][16]; /* query rows [x, y) that attend to each of a warp's keys, */
     int2 all[BACK_WARPS];        /* and those that attend to all of them */
     bool masked[2];              /* of each tile in work: not all of its rows attend to all of its keys */
@@ -90,11 +87,6 @@ template <class S> constexpr int back_shared_bytes() {
 __device__ __forceinline__ void store_relaxed(uint32_t *to, uint32_t x) {
     asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(x) : "memory");
 }
-__device__ __forceinline__ uint32_t load_relaxed(const uint32_t *from) {
-    uint32_t x;
-    asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(__cvta_generic_to_global(from)) : "memory");
-    return x;
-}
 __device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
 /* Until `order` tiles have added. */
 __device__ __forceinline__ void await_turn(const uint32_t *turn, uint32_t order) {
@@ -107,8 +99,6 @@ __device__ __forceinline__ void await_turn(const uint32_t *turn, uint32_t order)
 }
 
 /* ----------------------------------------------------------------------------------------------------- the producer's warps */
-
-template <int N> struct Number { static constexpr int value = N; };
 
 /* Takes the next tile and says what it is. By a whole warp. False: there are no more. */
 template <class S> __device__ __forceinline__ bool deal_back_tile(const BackTmaJob &back, BackTile &work) {
@@ -163,10 +153,9 @@ __device__ __forceinline__ void load_back_tiles(const BackTmaJob &back, unsigned
                 tma_load(to + p * (BACK_KEYS * 128), &item.maps[tensor], full, p * 64, work.key, place[0], place[1],
                          place[2]);
         };
-        auto load_queries = [&](auto stages, unsigned char *to, uint64_t *full, uint64_t *empty, int tensor, int u, int t) {
-            constexpr int STAGES = decltype(stages)::value;
-            const int stage = slot_of<STAGES>(turn);
-            mbarrier_wait(&empty[stage], parity_of<STAGES>(turn) ^ 1);
+        auto load_queries = [&](unsigned char *to, uint64_t *full, uint64_t *empty, int tensor, int u, int t) {
+            const int stage = slot_of<S::STAGES>(turn);
+            mbarrier_wait(&empty[stage], parity_of<S::STAGES>(turn) ^ 1);
             mbarrier_expect(&full[stage], S::Q_BYTES);
             const int32_t *place = work.place[tensor];
             const TmaPlace &move = item.places[tensor];
@@ -178,9 +167,9 @@ __device__ __forceinline__ void load_back_tiles(const BackTmaJob &back, unsigned
         };
         bool begun = false;
         each_query_block(back, work, [&](int u, int t) {
-            load_queries(Number<S::Q_STAGES>{}, q, bars.q_full, bars.q_empty, BACK_Q, u, t);
+            load_queries(q, bars.q_full, bars.q_empty, BACK_Q, u, t);
             if (!begun) load_keys(k, &bars.k_full, &bars.k_empty, BACK_K);
-            load_queries(Number<S::DOUT_STAGES>{}, dout, bars.dout_full, bars.dout_empty, BACK_DOUT, u, t);
+            load_queries(dout, bars.dout_full, bars.dout_empty, BACK_DOUT, u, t);
             if (!begun) load_keys(v, &bars.v_full, &bars.v_empty, BACK_V);
             begun = true;
             turn++;
@@ -213,8 +202,8 @@ template <class S> __device__ __forceinline__ void fetch_back_rows(const BackTma
         const JobItem &item = job.items[work.item];
         if (lane == 0) bars.masked[works & 1] = false;
         each_query_block(back, tile, [&](int u, int t) {
-            const int stage = slot_of<S::Q_STAGES>(turn);
-            mbarrier_wait(&bars.q_empty[stage], parity_of<S::Q_STAGES>(turn) ^ 1);
+            const int stage = slot_of<S::STAGES>(turn);
+            mbarrier_wait(&bars.q_empty[stage], parity_of<S::STAGES>(turn) ^ 1);
             const int first = t * S::QUERIES;
             bool blind = false; /* some row has no keys at all */
 #pragma unroll
@@ -245,8 +234,8 @@ template <class S> __device__ __forceinline__ void fetch_back_rows(const BackTma
                 rows.dq_step = item.q.row_step * back.dq.row;
                 const BlockKeys keys = block_keys(job, work, t, S::QUERIES);
                 const int lowest = keys.lo / BACK_KEYS, highest = (keys.hi - 1) / BACK_KEYS, own_block = tile.key / BACK_KEYS;
-                rows.order = job.last_first ? highest - own_block : own_block - lowest;
-                rows.last = rows.order == highest - lowest && RA_BACK_SUMS == 2;
+                rows.order = own_block - lowest;
+                rows.last = own_block == highest;
                 const auto meets_all = [&](int from, int end) { /* of the keys that there are */
                     return !blind && keys.all_lo <= from && keys.all_hi >= min(end, item.k.count);
                 };
@@ -336,59 +325,10 @@ template <int R> __device__ __forceinline__ bool all_finite(const float (&o)[R])
 
 /* A warpgroup's part of dQ from shared memory to its sums, when it is this tile's turn. By a whole warp, of which one
  * thread adds. */
-template <typename T, class S>
+template <class S>
 __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, const unsigned char *dq, BackBarriers<S> &bars) {
     const int lane = threadIdx.x & 31;
     uint32_t turn = 0; /* blocks of query rows */
-    uint32_t *owed = nullptr, owed_order = 0; /* a block whose sums are under way: the next tile is to be told */
-    bool come = false;                        /* the turn, as seen before */
-    const auto time = [&](int phase) { stamp(back.clocks, 2 + wg, turn, phase); };
-    const auto tell = [&] {
-        time(CLOCK_ADD_THERE);
-        fence_gpu();
-        store_relaxed(owed, owed_order);
-        owed = nullptr;
-        time(CLOCK_ADD_TOLD);
-    };
-    const auto settle = [&] {
-        if (!owed) return;
-        bulk_wait(); /* until the sums are there */
-        tell();
-    };
-    const auto add = [&](const BackRows &rows, int buffer, bool last_of_tile) {
-        const uint32_t order = (uint32_t)rows.order;
-        uint32_t *told = rows.turn + wg;
-        float *sums = back.sums + (told - back.turns) * (S::DQ_BYTES / 4);
-        const unsigned char *from = dq + buffer * S::DQ_BYTES;
-        if (RA_BACK_SUMS == 2 && order > 0 && !come && load_acquire(told) < order) {
-            settle(); /* others may wait for it meanwhile */
-            await_turn(told, order);
-        }
-        time(CLOCK_ADD_TURN);
-        if (order > 0 || RA_BACK_SUMS == 1) bulk_add(sums, from, S::DQ_BYTES);
-        else bulk_store(sums, from, S::DQ_BYTES);
-        bulk_commit();
-        /* Has the turn of the next block come? Those who handed this one over knew it. The answer arrives meanwhile, and the
-         * fence that tells of the block before orders it, too. */
-        const bool ask = RA_BACK_DEFER && owed && !last_of_tile;
-        const BackRows &next = bars.rows[(turn + 1) % BACK_ROWS];
-        const uint32_t seen = ask ? load_relaxed(next.turn + wg) : 0, needed = ask ? (uint32_t)next.order : 1;
-        bulk_wait_read();
-        mbarrier_arrive(&bars.dq_empty[wg][buffer]);
-        time(CLOCK_ADD_READ);
-        if (RA_BACK_SUMS == 1) return;
-        if (owed) {
-            bulk_wait_but_one();
-            tell();
-        }
-        come = seen >= needed;
-        owed = told, owed_order = order + 1;
-        if (!RA_BACK_DEFER || last_of_tile) settle();
-        if (RA_BACK_ASK && !last_of_tile && !next.last) {
-            if (next.order > 0) await_turn(next.turn + wg, (uint32_t)next.order);
-            come = true;
-        }
-    };
 #pragma unroll 1
     for (uint32_t works = 0;; works++) {
         const BackTile &work = bars.work[works & 1];
@@ -399,18 +339,24 @@ __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, co
         if (lane == 0) mbarrier_arrive(&bars.work_empty[works & 1]);
 #pragma unroll 1
         for (int i = 0; i < count; i++, turn++) {
-            const BackRows &rows = bars.rows[turn % BACK_ROWS];
-            const int buffer = slot_of<S::DQ_BUFFERS>(turn);
-            time(CLOCK_ADD_BEGIN);
-            mbarrier_wait(&bars.dq_full[wg][buffer], parity_of<S::DQ_BUFFERS>(turn));
-            time(CLOCK_ADD_FULL);
+            mbarrier_wait(&bars.dq_full[wg], turn & 1);
             if (lane == 0) {
-                if (!rows.last && RA_BACK_SUMS != 0) {
-                    add(rows, buffer, i + 1 == count);
-                } else { /* those who computed it make the result */
-                    settle(); /* others may wait for it meanwhile */
-                    mbarrier_arrive(&bars.dq_empty[wg][buffer]);
-                    come = false;
+                const BackRows &rows = bars.rows[turn % BACK_ROWS];
+                if (rows.last) { /* those who computed it make the result */
+                    mbarrier_arrive(&bars.dq_empty[wg]);
+                } else {
+                    uint32_t *told = rows.turn + wg;
+                    const uint32_t order = (uint32_t)rows.order;
+                    float *sums = back.sums + (told - back.turns) * (S::DQ_BYTES / 4);
+                    if (order > 0) await_turn(told, order);
+                    if (order > 0) bulk_add(sums, dq, S::DQ_BYTES);
+                    else bulk_store(sums, dq, S::DQ_BYTES);
+                    bulk_commit();
+                    bulk_wait_read();
+                    mbarrier_arrive(&bars.dq_empty[wg]);
+                    bulk_wait(); /* until the sums are there */
+                    fence_gpu();
+                    store_relaxed(told, order + 1);
                 }
             }
             __syncwarp(); /* the others wait here, where they keep nobody from adding */
@@ -427,13 +373,8 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
                                                  unsigned char *dout, unsigned char *ds_memory, unsigned char *dq_memory,
                                                  BackBarriers<S> &bars) {
     constexpr int D = S::D, QUERIES = S::QUERIES, SPAN = S::SPAN;
-    constexpr bool EARLY = RA_BACK_ORDER >= 1 || SPAN < QUERIES, AHEAD = RA_BACK_ORDER >= 2; /* dV, and S of the next block */
-    constexpr bool SHARE = AHEAD && RA_BACK_SHARE && SPAN == QUERIES; /* registers of P and dS */
     const Job &job = back.job;
-    const auto wg = [] {
-        const int group = (int)(threadIdx.x / 128);
-        return (RA_BACK_UNIFORM ? uniform(group) : group) - 1;
-    };
+    const auto wg = [] { return uniform((int)(threadIdx.x / 128)) - 1; }; /* so that descriptors lie in uniform registers */
     const auto warp = [] { return (int)(threadIdx.x / 32 & 3); };
     const auto lane = [] { return (int)(threadIdx.x & 31); };
     const auto own = [] { return (int)(threadIdx.x / 32) - 4; }; /* this warp's number */
@@ -449,9 +390,8 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
     };
     const auto dq_store = [&] {
         const uint32_t thread = afresh(threadIdx.x);
-        return shared_address(dq_memory) + (thread / 128 - 1) * (S::DQ_BUFFERS * S::DQ_BYTES) + thread % 128 * 16;
+        return shared_address(dq_memory) + (thread / 128 - 1) * S::DQ_BYTES + thread % 128 * 16;
     };
-    const auto time = [&](uint32_t n, int phase) { stamp(back.clocks, wg(), n, phase); };
     const float scale_log2 = job.scale_log2;
     uint32_t turn = 0; /* blocks of query rows */
     float dk[D / 2], dv[D / 2];
@@ -486,7 +426,6 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
         const uint32_t ds = at(ds_memory, S::BY_COLUMNS ? 0 : S::DS_PANEL) + (n & 1) * (S::DS_BYTES >> 4);
         const uint32_t keys = at(k, S::BY_COLUMNS ? BACK_KEYS * 128 : 0);
         mbarrier_wait(&bars.ds_full[n & 1], n / 2 & 1);
-        time(n + 1, CLOCK_DS_FULL);
         wgmma_fence();
         Wgmma<T, 64>::tt_begin(dq, ds, keys);
 #pragma unroll
@@ -497,17 +436,15 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
     auto add_queries = [&](uint32_t n, float (&dq)[32]) {
         const BackRows &rows = bars.rows[n % BACK_ROWS];
         const bool last = uniform(rows.last);
-        const int buffer = slot_of<S::DQ_BUFFERS>(n);
-        mbarrier_wait(&bars.dq_empty[wg()][buffer], parity_of<S::DQ_BUFFERS>(n) ^ 1);
-        time(n + 1, CLOCK_DQ_EMPTY);
+        mbarrier_wait(&bars.dq_empty[wg()], (n & 1) ^ 1);
         if (!last) {
-            const uint32_t to = dq_store() + buffer * S::DQ_BYTES;
+            const uint32_t to = dq_store();
 #pragma unroll
             for (int j = 0; j < 8; j++) store_shared(to + j * 2048, &dq[4 * j]);
             fence_async_shared();
         }
         __syncwarp();
-        release(&bars.dq_full[wg()][buffer]);
+        release(&bars.dq_full[wg()]);
         if (!last) return;
         const int row = (S::BY_COLUMNS ? 0 : wg() * 64) + warp() * 16 + lane() / 4, column = S::BY_COLUMNS ? wg() * 64 : 0;
         const bool valid = row < rows.rows, valid8 = row + 8 < rows.rows;
@@ -547,64 +484,44 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
         mbarrier_wait(&bars.k_full, works & 1);
         mbarrier_wait(&bars.v_full, works & 1);
 
-        if constexpr (AHEAD && SPAN == QUERIES) {
-#pragma unroll
-            for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0.f;
-        }
         float s[SPAN / 2], dp[SPAN / 2];
-        uint32_t p[SPAN / 4], own_ds[SPAN / 4];
-        uint32_t(&ds)[SPAN / 4] = SHARE ? p : own_ds;
+        uint32_t p[SPAN / 4], ds[SPAN / 4];
         /* S and dP of block number n, query rows from `row` on. */
         auto score_queries = [&](uint32_t n, int row = 0) {
-            const int stage = slot_of<S::Q_STAGES>(n);
-            if (row == 0) mbarrier_wait(&bars.q_full[stage], parity_of<S::Q_STAGES>(n));
-            time(n, CLOCK_Q);
+            const int stage = slot_of<S::STAGES>(n);
+            if (row == 0) mbarrier_wait(&bars.q_full[stage], parity_of<S::STAGES>(n));
             wgmma_fence();
             score(s, at(k, 64 * 128), at(q) + (uint32_t)stage * (S::Q_BYTES >> 4) + (row * 128 >> 4));
         };
         auto score_douts = [&](uint32_t n, int row = 0) {
-            const int stage = slot_of<S::DOUT_STAGES>(n);
-            if (row == 0) mbarrier_wait(&bars.dout_full[stage], parity_of<S::DOUT_STAGES>(n));
-            time(n, CLOCK_DOUT);
+            const int stage = slot_of<S::STAGES>(n);
+            if (row == 0) mbarrier_wait(&bars.dout_full[stage], parity_of<S::STAGES>(n));
             wgmma_fence();
             score(dp, at(v, 64 * 128), at(dout) + (uint32_t)stage * (S::Q_BYTES >> 4) + (row * 128 >> 4));
         };
-        /* dV += P dO and dK += dS Q, query rows from 16 begin on; a begins with them. */
-        auto multiply = [&](bool begins, float (&to)[D / 2], const uint32_t *a, uint32_t rows, int begin, int end) {
+        /* dV += P dO and dK += dS Q, query rows from `row` on. */
+        auto multiply = [&](bool begins, float (&to)[D / 2], const uint32_t (&a)[SPAN / 4], const unsigned char *rows, int row) {
+            const uint32_t b =
+                at(rows, 0, QUERIES * 128) + (uint32_t)slot_of<S::STAGES>(turn) * (S::Q_BYTES >> 4) + (row * 128 >> 4);
 #pragma unroll
-            for (int j = begin; j < end; j++, a += 4) {
-                const uint32_t b = rows + (j * 2048 >> 4);
-                if (begins && j == 0) Wgmma<T, D>::rs_begin(to, a[0], a[1], a[2], a[3], b);
-                else Wgmma<T, D>::rs(to, a[0], a[1], a[2], a[3], b);
+            for (int j = 0; j < SPAN / 16; j++) {
+                const uint32_t *x = &a[4 * j];
+                if (begins && j == 0) Wgmma<T, D>::rs_begin(to, x[0], x[1], x[2], x[3], b);
+                else Wgmma<T, D>::rs(to, x[0], x[1], x[2], x[3], b + (j * 2048 >> 4));
             }
-        };
-        auto multiply_p = [&](bool begins, int begin, int end, int row = 0) {
-            const uint32_t offset = (uint32_t)slot_of<S::DOUT_STAGES>(turn) * (S::Q_BYTES >> 4) + (row * 128 >> 4);
-            multiply(begins, dv, &p[4 * begin], at(dout, 0, QUERIES * 128) + offset, begin, end);
-        };
-        auto multiply_q = [&](bool begins, int row = 0) {
-            const uint32_t offset = (uint32_t)slot_of<S::Q_STAGES>(turn) * (S::Q_BYTES >> 4) + (row * 128 >> 4);
-            multiply(begins, dk, ds, at(q, 0, QUERIES * 128) + offset, 0, SPAN / 16);
             wgmma_commit();
         };
-        /* P and dS of block number `turn`, query rows from `row` on, whose S and dP are the last products under way; dS to
-         * shared memory, too. EARLY: and dV, which is under way afterwards. */
-        auto weigh = [&](auto first_of_tile, bool last_of_tile, int row = 0) {
-            constexpr bool FIRST = decltype(first_of_tile)::value;
-            const int stage = slot_of<S::Q_STAGES>(turn);
-            if (row == 0) mbarrier_wait(&bars.rows_full[stage], parity_of<S::Q_STAGES>(turn));
-            time(turn, CLOCK_ROWS);
+        /* P, dV and dS of block number `turn`, query rows from `row` on, whose S and dP are the last products under way; dS to
+         * shared memory, too. dV is under way afterwards. */
+        auto weigh = [&](bool begins, bool last_of_tile, int row) {
+            const int stage = slot_of<S::STAGES>(turn);
+            if (row == 0) mbarrier_wait(&bars.rows_full[stage], parity_of<S::STAGES>(turn));
             const float4 *stats = &bars.stats[stage][(lane() & 3) + row / 2];
             const int first = bars.rows[turn % BACK_ROWS].first + row;
             const int2 all = bars.all[own()];
             const bool masked = first < all.x || first + SPAN > all.y;
             wgmma_wait<1>();
             wgmma_settle(s);
-            time(turn, CLOCK_S);
-            if constexpr (AHEAD && !FIRST && SPAN == QUERIES) {
-                wgmma_settle(dk);
-                release(&bars.q_empty[slot_of<S::Q_STAGES>(turn - 1)]); /* dK was issued before S */
-            }
 #pragma unroll
             for (int g = 0; g < SPAN / 8; g++) {
                 const float2 lse = *reinterpret_cast<const float2 *>(stats + g * 4);
@@ -612,226 +529,85 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
                 for (int e = 0; e < 4; e++) s[4 * g + e] = exp2_fast(fmaf(s[4 * g + e], scale_log2, e & 1 ? lse.y : lse.x));
             }
             if (masked) mask_rows(s, first);
-            auto delta_of = [&](int g) { return *(reinterpret_cast<const float2 *>(stats + g * 4) + 1); };
-            auto pack_p = [&](int begin, int end) {
 #pragma unroll
-                for (int i = begin / 4; i < end / 4; i++) {
-                    p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
-                    asm volatile("" : "+r"(p[i])::"memory");
-                }
-            };
-            auto await_dp = [&](auto pending) {
-                time(turn, CLOCK_P);
-                wgmma_wait<decltype(pending)::value>();
-                wgmma_settle(dp);
-                time(turn, CLOCK_DP);
-                if (last_of_tile && row + SPAN == QUERIES) release(&bars.v_empty);
-            };
-            auto await_ds_room = [&] {
-                time(turn, CLOCK_DS);
-                if (row == 0) mbarrier_wait(&bars.ds_empty[turn & 1], (turn / 2 & 1) ^ 1);
-                time(turn, CLOCK_DS_EMPTY);
-            };
-            auto store_ds = [&](int begin, int end) {
-                const uint32_t to = ds_store() + (turn & 1) * S::DS_BYTES + row / 64 * S::DS_PANEL;
+            for (int i = 0; i < SPAN / 4; i++) {
+                p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+                asm volatile("" : "+r"(p[i])::"memory");
+            }
+            wgmma_fence();
+            multiply(begins, dv, p, dout, row);
+            wgmma_wait<1>();
+            wgmma_settle(dp);
+            if (last_of_tile && row + SPAN == QUERIES) release(&bars.v_empty);
 #pragma unroll
-                for (int g = begin / 16; g < end / 16; g++)
-                    stmatrix_4((to ^ (g * 2 % 8 << 4)) + g / 4 * S::DS_PANEL, ds[4 * g], ds[4 * g + 1], ds[4 * g + 2],
-                               ds[4 * g + 3]);
-            };
-            if constexpr (SHARE) { /* dS takes the registers of P as dV is done with them */
-                pack_p(0, SPAN);
-                wgmma_fence();
-                multiply_p(false, 0, SPAN / 32, row);
-                wgmma_commit();
-                multiply_p(false, SPAN / 32, SPAN / 16, row);
-                wgmma_commit();
-                await_dp(Number<2>{});
+            for (int g = 0; g < SPAN / 8; g++) {
+                const float2 delta = *(reinterpret_cast<const float2 *>(stats + g * 4) + 1);
 #pragma unroll
-                for (int g = 0; g < SPAN / 8; g++) {
-                    const float2 delta = delta_of(g);
-#pragma unroll
-                    for (int e = 4 * g; e < 4 * g + 4; e++) {
-                        s[e] *= dp[e] - (e & 1 ? delta.y : delta.x);
-                        asm volatile("" : "+f"(s[e])::"memory");
-                    }
-                }
-                await_ds_room();
-                wgmma_wait<1>();
-                pack_p(0, SPAN / 2);
-                store_ds(0, SPAN / 2);
-                wgmma_wait<0>();
-                pack_p(SPAN / 2, SPAN);
-                store_ds(SPAN / 2, SPAN);
-            } else {
-                constexpr int PART = EARLY ? S::PART : SPAN;
-#pragma unroll
-                for (int begin = 0; begin < SPAN; begin += PART) { /* query rows */
-                    const int end = begin + PART;
-                    if constexpr (EARLY) {
-                        pack_p(begin, end);
-                        wgmma_fence();
-                        multiply_p(FIRST && !(AHEAD && SPAN == QUERIES) && row == 0, begin / 16, end / 16, row);
-                        wgmma_commit();
-                    }
-                    if (begin == 0) await_dp(Number<EARLY ? 1 : 0>{});
-#pragma unroll
-                    for (int g = begin / 8; g < end / 8; g++) {
-                        const float2 delta = delta_of(g);
-#pragma unroll
-                        for (int r = 0; r < 2; r++) { /* keys r and r + 8 */
-                            const int e = 4 * g + 2 * r;
-                            /* In this order: what a group no longer needs is free before the next begins. */
-                            if constexpr (!EARLY) {
-                                p[2 * g + r] = pack<T>(s[e], s[e + 1]);
-                                asm volatile("" : "+r"(p[2 * g + r])::"memory");
-                            }
-                            ds[2 * g + r] = pack<T>(s[e] * (dp[e] - delta.x), s[e + 1] * (dp[e + 1] - delta.y));
-                            asm volatile("" : "+r"(ds[2 * g + r])::"memory");
-                        }
-                    }
-                    if (begin == 0) await_ds_room();
-                    store_ds(begin, end);
+                for (int r = 0; r < 2; r++) { /* keys r and r + 8 */
+                    const int e = 4 * g + 2 * r;
+                    /* In this order: what a group no longer needs is free before the next begins. */
+                    ds[2 * g + r] = pack<T>(s[e] * (dp[e] - delta.x), s[e + 1] * (dp[e + 1] - delta.y));
+                    asm volatile("" : "+r"(ds[2 * g + r])::"memory");
                 }
             }
+            if (row == 0) mbarrier_wait(&bars.ds_empty[turn & 1], (turn / 2 & 1) ^ 1);
+            const uint32_t to = ds_store() + (turn & 1) * S::DS_BYTES + row / 64 * S::DS_PANEL;
+#pragma unroll
+            for (int g = 0; g < SPAN / 16; g++)
+                stmatrix_4((to ^ (g * 2 % 8 << 4)) + g / 4 * S::DS_PANEL, ds[4 * g], ds[4 * g + 1], ds[4 * g + 2],
+                           ds[4 * g + 3]);
             if (row + SPAN < QUERIES) return;
             fence_async_shared();
             __syncwarp();
             release(&bars.ds_full[turn & 1]);
-            time(turn, CLOCK_DS_STORED);
         };
         /* dQ of block number n is there. */
         auto take_dq = [&](uint32_t n, float (&dq)[32]) {
             wgmma_settle(dq);
-            time(n + 1, CLOCK_DQ);
             release(&bars.ds_empty[n & 1]);
             add_queries(n, dq);
-            time(n + 1, CLOCK_DQ_DONE);
         };
-        if constexpr (SPAN < QUERIES) {
-            /* As below, in two halves of a block: S and dP of the second run while dQ leaves. */
-            auto step = [&](auto first_of_tile, bool last_of_tile) {
-                constexpr bool FIRST = decltype(first_of_tile)::value;
-                float dq[32];
-                time(turn, CLOCK_BEGIN);
-                score_queries(turn);
-                score_douts(turn);
-                weigh(first_of_tile, false);
-                wgmma_settle(ds);
-                if constexpr (!FIRST) multiply_ds(turn - 1, dq);
-                wgmma_fence();
-                multiply_q(FIRST);
-                score_queries(turn, SPAN);
-                if constexpr (!FIRST) {
-                    wgmma_wait<2>();
-                    take_dq(turn - 1, dq);
-                }
-                score_douts(turn, SPAN);
-                weigh(Constant<false>{}, last_of_tile, SPAN);
-                wgmma_settle(ds);
-                wgmma_fence();
-                multiply_q(false, SPAN);
-                time(turn, CLOCK_ISSUED);
-                wgmma_wait<0>();
-                wgmma_settle(dk);
-                wgmma_settle(dv);
-                release(&bars.dout_empty[slot_of<S::DOUT_STAGES>(turn)]);
-                release(&bars.q_empty[slot_of<S::Q_STAGES>(turn)]);
-                time(turn, CLOCK_END);
-                turn++;
-            };
-            step(Constant<true>{}, count == 1);
-#pragma unroll 1
-            for (int i = 1; i < count; i++) step(Constant<false>{}, i == count - 1);
-        } else if constexpr (AHEAD) {
-            auto finish = [&] { /* waits for dV, so that its operands are free */
-                wgmma_wait<0>();
-                wgmma_settle(dv);
-                release(&bars.dout_empty[slot_of<S::DOUT_STAGES>(turn)]);
-                time(turn, CLOCK_END);
-            };
-            /* dQ of the block before, dK of this one; S, dP, P, dV and dS of the next. */
-            auto step = [&](auto first_of_tile, bool next_is_last) {
-                constexpr bool FIRST = decltype(first_of_tile)::value;
-                float dq[32];
-                wgmma_settle(ds);
-                if constexpr (!FIRST) multiply_ds(turn - 1, dq);
-                wgmma_fence();
-                multiply_q(false);
-                if constexpr (RA_BACK_ORDER == 3) score_queries(turn + 1);
-                time(turn + 1, CLOCK_ISSUED);
-                if constexpr (!FIRST) {
-                    wgmma_wait<RA_BACK_ORDER == 3 ? 2 : 1>();
-                    take_dq(turn - 1, dq);
-                }
-                if constexpr (RA_BACK_ORDER == 2) score_queries(turn + 1);
-                score_douts(turn + 1);
-                turn++;
-                weigh(Constant<false>{}, next_is_last);
-                finish();
-            };
+        /* One block of query rows, or its first half; the first of a tile has no dQ to add yet. */
+        auto step = [&](auto first_of_tile, bool last_of_tile) {
+            constexpr bool FIRST = decltype(first_of_tile)::value, HALVES = SPAN < QUERIES;
+            const int stage = slot_of<S::STAGES>(turn);
+            float dq[32];
             score_queries(turn);
             score_douts(turn);
-            weigh(Constant<true>{}, count == 1);
-            finish();
-            if (count > 1) {
-                step(Constant<true>{}, count == 2);
-#pragma unroll 1
-                for (int i = 2; i < count; i++) step(Constant<false>{}, i == count - 1);
-                float dq[32];
-                multiply_ds(turn - 1, dq);
-                wgmma_wait<0>();
+            weigh(FIRST, last_of_tile, 0);
+            wgmma_settle(ds);
+            if constexpr (!FIRST) multiply_ds(turn - 1, dq);
+            wgmma_fence();
+            multiply(FIRST, dk, ds, q, 0);
+            if constexpr (HALVES) score_queries(turn, SPAN); /* runs while dQ leaves, as dK does */
+            if constexpr (!FIRST) {
+                wgmma_wait<HALVES ? 2 : 1>();
+                if constexpr (!HALVES) release(&bars.dout_empty[stage]); /* dV was issued before dQ */
                 take_dq(turn - 1, dq);
             }
-            wgmma_settle(ds);
-            wgmma_fence();
-            multiply_q(false);
+            if constexpr (HALVES) {
+                score_douts(turn, SPAN);
+                weigh(false, last_of_tile, SPAN);
+                wgmma_settle(ds);
+                wgmma_fence();
+                multiply(false, dk, ds, q, SPAN);
+            }
             wgmma_wait<0>();
             wgmma_settle(dk);
-            release(&bars.q_empty[slot_of<S::Q_STAGES>(turn)]);
+            wgmma_settle(dv);
+            if constexpr (FIRST || HALVES) release(&bars.dout_empty[stage]);
+            release(&bars.q_empty[stage]);
             turn++;
-        } else {
-            /* One block of query rows; the first of a tile has no dQ to add yet. */
-            auto step = [&](auto first_of_tile, bool last_of_tile) {
-                constexpr bool FIRST = decltype(first_of_tile)::value;
-                time(turn, CLOCK_BEGIN);
-                score_queries(turn);
-                score_douts(turn);
-                weigh(first_of_tile, last_of_tile);
-                if constexpr (!EARLY) wgmma_settle(p);
-                wgmma_settle(ds);
-                float dq[32];
-                if constexpr (!FIRST) multiply_ds(turn - 1, dq);
-                wgmma_fence();
-                if constexpr (!EARLY) multiply_p(FIRST, 0, QUERIES / 16);
-                multiply_q(FIRST);
-                time(turn, CLOCK_ISSUED);
-                const int dout_stage = slot_of<S::DOUT_STAGES>(turn);
-                if constexpr (!FIRST) {
-                    wgmma_wait<1>();
-                    if constexpr (EARLY) release(&bars.dout_empty[dout_stage]); /* dV was issued before dQ */
-                    take_dq(turn - 1, dq);
-                }
-                wgmma_wait<0>();
-                wgmma_settle(dk);
-                wgmma_settle(dv);
-                if constexpr (FIRST || !EARLY) release(&bars.dout_empty[dout_stage]);
-                release(&bars.q_empty[slot_of<S::Q_STAGES>(turn)]);
-                time(turn, CLOCK_END);
-                turn++;
-            };
-            step(Constant<true>{}, count == 1);
+        };
+        step(Constant<true>{}, count == 1);
 #pragma unroll 1
-            for (int i = 1; i < count; i++) step(Constant<false>{}, i == count - 1);
-        }
+        for (int i = 1; i < count; i++) step(Constant<false>{}, i == count - 1);
 
         float dq[32];
         multiply_ds(turn - 1, dq);
         wgmma_wait<0>();
-        wgmma_settle(dq);
-        release(&bars.ds_empty[(turn - 1) & 1]);
         release(&bars.k_empty);
-        add_queries(turn - 1, dq);
+        take_dq(turn - 1, dq);
         if (bars.masked[works & 1] && !(all_finite(dk) && all_finite(dv))) {
             if (lane() == 0) {
                 atomicOr(tile_doubts(back, work.number), in_doubt(work.number, own()));
@@ -878,19 +654,17 @@ template <typename T, class S> __global__ void __launch_bounds__(BACK_WARPS * 32
 template <typename T, class S>
 __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_constant__ BackTmaJob back) {
     extern __shared__ __align__(1024) unsigned char k[]; /* the swizzle is by address: tiles start at multiples of 1024 */
-    unsigned char *v = k + S::KV_BYTES, *q = v + S::KV_BYTES, *dout = q + S::Q_STAGES * S::Q_BYTES,
-                  *ds = dout + S::DOUT_STAGES * S::Q_BYTES, *dq = ds + 2 * S::DS_BYTES;
-    auto &bars = *reinterpret_cast<BackBarriers<S> *>(dq + 2 * S::DQ_BUFFERS * S::DQ_BYTES);
+    unsigned char *v = k + S::KV_BYTES, *q = v + S::KV_BYTES, *dout = q + S::STAGES * S::Q_BYTES,
+                  *ds = dout + S::STAGES * S::Q_BYTES, *dq = ds + 2 * S::DS_BYTES;
+    auto &bars = *reinterpret_cast<BackBarriers<S> *>(dq + 2 * S::DQ_BYTES);
 
     if (threadIdx.x == 0) {
         if (shared_address(k) % 1024) __trap();
         const int warps = BACK_WARPS * LANES;
-        for (int i = 0; i < S::Q_STAGES; i++) {
+        for (int i = 0; i < S::STAGES; i++) {
             mbarrier_init(&bars.q_full[i], 1);
             mbarrier_init(&bars.q_empty[i], warps);
             mbarrier_init(&bars.rows_full[i], LANES);
-        }
-        for (int i = 0; i < S::DOUT_STAGES; i++) {
             mbarrier_init(&bars.dout_full[i], 1);
             mbarrier_init(&bars.dout_empty[i], warps);
         }
@@ -901,10 +675,8 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_cons
         for (int i = 0; i < 2; i++) {
             mbarrier_init(&bars.ds_full[i], warps);
             mbarrier_init(&bars.ds_empty[i], warps);
-            for (int j = 0; j < S::DQ_BUFFERS; j++) {
-                mbarrier_init(&bars.dq_full[i][j], warps / 2);
-                mbarrier_init(&bars.dq_empty[i][j], 1);
-            }
+            mbarrier_init(&bars.dq_full[i], warps / 2);
+            mbarrier_init(&bars.dq_empty[i], 1);
             mbarrier_init(&bars.work_full[i], LANES);
             mbarrier_init(&bars.work_empty[i], warps + 3 + LANES); /* and those who load, add and fetch */
         }
@@ -917,7 +689,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_cons
         const int warp = (int)threadIdx.x / 32;
         if (warp == 0) load_back_tiles<S>(back, k, v, q, dout, bars);
         else if (warp == 1) fetch_back_rows<S>(back, bars);
-        else add_back_sums<T, S>(back, warp - 2, dq + (warp - 2) * S::DQ_BUFFERS * S::DQ_BYTES, bars);
+        else add_back_sums<S>(back, warp - 2, dq + (warp - 2) * S::DQ_BYTES, bars);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::CONSUMER_REGISTERS));
         consume_backward<T, S>(back, k, v, q, dout, ds, dq, bars);

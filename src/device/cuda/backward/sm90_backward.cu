@@ -53,7 +53,7 @@ static int64_t turns_bytes(int64_t blocks) { return ra_round_up(blocks * 2 * (in
 
 int64_t scratch_sm90_backward(const ra_problem *p) {
     const int64_t blocks = block_room(p, variant_of(p, true));
-    return SCRATCH_DOUBTS + tile_room(blocks) + turns_bytes(blocks) + blocks * SUMS_BYTES + CLOCK_BYTES;
+    return SCRATCH_DOUBTS + tile_room(blocks) + turns_bytes(blocks) + blocks * SUMS_BYTES;
 }
 
 /* Blocks of query rows of all items, over all query heads. */
@@ -85,14 +85,15 @@ static void start(const ra_backward_step *step, int64_t blocks, BackTmaJob *back
     back->doubts = reinterpret_cast<uint32_t *>(scratch += SCRATCH_DOUBTS);
     back->turns = reinterpret_cast<uint32_t *>(scratch += tile_room(blocks));
     back->sums = reinterpret_cast<float *>(scratch += turns_bytes(blocks));
-    back->clocks = reinterpret_cast<uint32_t *>(scratch += blocks * SUMS_BYTES);
-    back->down = RA_BACK_DOWN && job->last_first;
-    if (back->down) job->last_first = false;
+    back->down = job->last_first;
+    job->last_first = false;
 }
 
-/* So many instances alternate that the tile before has a head start of three blocks of queries when the GPU is full. */
-static uint32_t section_of(const JobItem &item, uint32_t walk, int processors) {
-    return (uint32_t)ra_max(1, ra_min((int64_t)item.instances, ra_ceil_div(RA_BACK_HEAD_START * (int64_t)processors, walk)));
+/* So many instances alternate that the tile before has a head start of three blocks of queries when the GPU is full. Where all
+ * tiles begin with the same block more of them at once pay, as long as their sums stay in L2. */
+static uint32_t section_of(const JobItem &item, uint32_t walk, bool down, int processors) {
+    const int64_t head_start = down ? 16 : 3;
+    return (uint32_t)ra_max(1, ra_min((int64_t)item.instances, ra_ceil_div(head_start * processors, walk)));
 }
 
 /* Rows that the kernel writes, as results or sums. */
@@ -121,7 +122,7 @@ static bool append(const ra_backward_step *step, const Variant *variant, const r
     own->first_turn = *turns;
     if (!append_item(job, key_job_item(p, item, p->batch, BACK_KEYS))) return false;
     JobItem *keys = &job->items[job->item_count - 1];
-    keys->section = section_of(*keys, own->q_blocks * (uint32_t)back->group, device.processors);
+    keys->section = section_of(*keys, own->q_blocks * (uint32_t)back->group, back->down, device.processors);
     *turns += keys->instances * (uint32_t)back->group * own->q_blocks;
     return true;
 }

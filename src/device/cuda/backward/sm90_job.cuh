@@ -3,10 +3,9 @@
  *
  * A tile is a block of 128 keys of one instance of an item (a batch entry, segment, residue and KV head). It walks the blocks
  * of query rows that meet it, for every query head of the group, and adds to dq of each. The blocks of keys that meet a block
- * of query rows are an interval; they add in the order in which tiles are dealt:
- *
- *     causal     keys from last to first: a tile begins at its diagonal, two blocks of queries behind the tile before it
- *     otherwise  keys from first to last
+ * of query rows are an interval; they add in the order in which tiles are dealt, keys from first to last. A causal mask leaves
+ * the first keys most to do, so that the heaviest tiles come first; there tiles walk their blocks from the last one, where all
+ * begin, down to their diagonal.
  *
  * Tiles of `section` instances alternate, so that the tile before has a head start. A tile waits only for tiles that were
  * dealt before it: the earliest one that runs waits for none, however few blocks are resident.
@@ -37,7 +36,6 @@ struct BackTmaJob : BackwardJob {
     uint32_t *turns; /* [blocks of query rows][2]: how many tiles have added to each half; 0 before. Its top bits: in_doubt */
     uint32_t *doubts; /* [tiles / 4]: a bit for each warp that has left dk and dv of its keys undone; 0 before */
     uint32_t *doubt;  /* not 0: there are some, or bits in turns */
-    uint32_t *clocks; /* see sm90_clocks.cuh */
     bool down;        /* tiles walk their blocks of query rows from last to first */
 };
 
