@@ -110,7 +110,8 @@ static int64_t apart(const ra_backward_step *step, int64_t first, const Variant 
     for (; end < step->item_count && !step->single; end++)
         for (int64_t i = first; i < end; i++) {
             const ra_item *a = &step->items[i], *b = &step->items[end];
-            const JobItem rows = job_item(step->problem, a, 1, queries->rows), next = job_item(step->problem, b, 1, queries->rows);
+            const JobItem rows = job_item(step->problem, a, 1, queries->rows);
+            const JobItem next = job_item(step->problem, b, 1, queries->rows);
             if (end - first == JOB_ITEMS || keys_touch(*a, *b) || rows_touch(rows, next)) return end - first;
         }
     return step->single ? step->item_count : end - first;
@@ -128,8 +129,8 @@ static ra_status run_parts(const ra_backward_step *step, const BackwardWay &gene
         ra_status status;
         if (!launch_sm90_backward(&part, device, &status, error)) {
             if (required) {
-                snprintf(error->text, sizeof error->text, "kernel 'sm90a' cannot be used: its backward pass takes no odd strides "
-                                                          "or many short segments");
+                snprintf(error->text, sizeof error->text,
+                         "kernel 'sm90a' cannot be used: its backward pass takes no odd strides or many short segments");
                 return RA_NOT_AVAILABLE;
             }
             *name = general.name;

@@ -58,8 +58,8 @@ struct BackRows {
     int64_t dq, dq_step; /* elements to its first row of the result, and from row to row */
 };
 
-/* Blocks of query rows that are remembered. Block i + 4 is fetched when q of block i + 2 is done with; by then dQ of block i + 1
- * has found its buffer free, so that block i is added. A power of two costs least. */
+/* Blocks of query rows that are remembered. Block i + 4 is fetched when q of block i + 2 is done with; by then dQ of block
+ * i + 1 has found its buffer free, so that block i is added. */
 enum { BACK_ROWS = 4 };
 
 template <class S> struct BackBarriers {
@@ -128,7 +128,8 @@ template <class S> __device__ __forceinline__ bool deal_back_tile(const BackTmaJ
 }
 
 /* Calls each(query head of the group, block of query rows) for all that a tile meets, in order. */
-template <class Each> __device__ __forceinline__ void each_query_block(const BackTmaJob &back, const BackTile &work, Each each) {
+template <class Each>
+__device__ __forceinline__ void each_query_block(const BackTmaJob &back, const BackTile &work, Each each) {
     const bool down = back.down;
 #pragma unroll 1
     for (int u = 0; u < back.group; u++)
@@ -500,7 +501,8 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
             score(dp, at(v, 64 * 128), at(dout) + (uint32_t)stage * (S::Q_BYTES >> 4) + (row * 128 >> 4));
         };
         /* dV += P dO and dK += dS Q, query rows from `row` on. */
-        auto multiply = [&](bool begins, float (&to)[D / 2], const uint32_t (&a)[SPAN / 4], const unsigned char *rows, int row) {
+        auto multiply = [&](bool begins, float (&to)[D / 2], const uint32_t (&a)[SPAN / 4], const unsigned char *rows,
+                            int row) {
             const uint32_t b =
                 at(rows, 0, QUERIES * 128) + (uint32_t)slot_of<S::STAGES>(turn) * (S::Q_BYTES >> 4) + (row * 128 >> 4);
 #pragma unroll
@@ -631,7 +633,8 @@ __device__ __forceinline__ void consume_backward(const BackTmaJob &back, unsigne
 
 /* By the definition: what the kernel has left undone because it is not finite, be it because of a masked row or in its own
  * right. Warps take the tiles in turns; there is hardly ever one to take. */
-template <typename T, class S> __global__ void __launch_bounds__(BACK_WARPS * 32) define_sm90(const __grid_constant__ BackTmaJob back) {
+template <typename T, class S>
+__global__ void __launch_bounds__(BACK_WARPS * 32) define_sm90(const __grid_constant__ BackTmaJob back) {
     if (!*back.doubt) return;
     __shared__ BackTile tile;
     const int warp = (int)threadIdx.x / 32, part = warp / 4, column = S::BY_COLUMNS ? part * 64 : 0;

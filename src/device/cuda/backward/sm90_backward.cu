@@ -16,9 +16,11 @@ template <class S> static constexpr BackVariant back_variant() {
 }
 
 /* That add to sums, and that write the results of a single step. */
-static const BackVariant backward_d64[2] = {back_variant<BackShape<64, 128, false>>(), back_variant<BackShape<64, 128, true>>()};
+static const BackVariant backward_d64[2] = {back_variant<BackShape<64, 128, false>>(),
+                                            back_variant<BackShape<64, 128, true>>()};
 static const BackVariant backward_d96[2] = {back_variant<BackShape<96, 64, false>>(), back_variant<BackShape<96, 64, true>>()};
-static const BackVariant backward_d128[2] = {back_variant<BackShape<128, 64, false>>(), back_variant<BackShape<128, 64, true>>()};
+static const BackVariant backward_d128[2] = {back_variant<BackShape<128, 64, false>>(),
+                                             back_variant<BackShape<128, 64, true>>()};
 
 /* Columns beyond head_dim are read as zeros and not written. */
 static const BackVariant *variant_of(const ra_problem *p, bool single) {
@@ -37,7 +39,8 @@ const char *beyond_sm90_backward(const ra_problem *p, const Device &device) {
 
 /* ---------------------------------------------------------------------------------------------------------------- scratch
  *
- *     | counter of tiles, doubt | doubts: a byte a tile | turns: two words a block of query rows | sums: two halves of 64 x 64 a block |
+ *     | counter of tiles, doubt | doubts: a byte a tile | turns: two words a block of query rows |
+ *     | sums: two halves of 64 x 64 a block |
  *
  * There are as many blocks as the rows fill, and an eighth more for those that are not full: where many short segments would
  * need more, the general kernels run. So they do for over four tiles of keys a block, and 65536 more. */
@@ -97,7 +100,9 @@ static uint32_t section_of(const JobItem &item, uint32_t walk, bool down, int pr
 }
 
 /* Rows that the kernel writes, as results or sums. */
-static bool fit(const ra_backward_step *step, const ra_tensor &t) { return step->single ? aligned(t, 2, 16) : aligned(t, 4, 8); }
+static bool fit(const ra_backward_step *step, const ra_tensor &t) {
+    return step->single ? aligned(t, 2, 16) : aligned(t, 4, 8);
+}
 
 /* False: the kernel does not take the item. */
 static bool append(const ra_backward_step *step, const Variant *variant, const ra_item *item, const Device &device,
