@@ -29,18 +29,25 @@ struct KeyWork : Work {
 
 #ifdef __CUDACC__
 
-/* The first query row whose interval ends (or, if not `end`, begins) beyond key c. Neither end ever falls from row to row, so
- * bisection finds it. */
-__device__ __forceinline__ int first_row_beyond(const Job &job, const Work &work, int c, bool end) {
-    int below = 0, above = work.rows;
-    while (below < above) {
-        const int middle = (below + above) / 2;
-        int lo, hi;
-        row_interval(job, work, middle, &lo, &hi);
-        if ((end ? hi : lo) > c) above = middle;
-        else below = middle + 1;
+/* The smallest a in [0, count) for which is(a), which stays true from there on; count if there is none. */
+template <class Is> __device__ __forceinline__ int first_where(int count, Is is) {
+    int low = 0;
+#pragma unroll 1
+    while (low < count) {
+        const int middle = (low + count) / 2;
+        if (is(middle)) count = middle;
+        else low = middle + 1;
     }
-    return below;
+    return low;
+}
+
+/* The first query row whose interval ends (or, if not `end`, begins) beyond key c. Neither end ever falls from row to row. */
+__device__ __forceinline__ int first_row_beyond(const Job &job, const Work &work, int c, bool end) {
+    return first_where(work.rows, [&](int a) {
+        int lo, hi;
+        row_interval(job, work, a, &lo, &hi);
+        return (end ? hi : lo) > c;
+    });
 }
 
 /* Tile number `tile` < job.tiles, with blocks of `block` keys. By one thread. */

@@ -61,23 +61,10 @@ __device__ __forceinline__ BlockKeys block_keys(const Job &job, const Work &work
     return keys;
 }
 
-/* The smallest a in [0, count) for which is(a), which stays true from there on; count if there is none. */
-template <class Is> __device__ __forceinline__ int first_where(int count, Is is) {
-    int low = 0;
-#pragma unroll 1
-    while (low < count) {
-        const int middle = (low + count) / 2;
-        if (is(middle)) count = middle;
-        else low = middle + 1;
-    }
-    return low;
-}
-
 /* The query rows [*lo, *hi) that attend to key c; none: lo is beyond all rows. */
 static __device__ __noinline__ int2 sloped_key_interval(const Job &job, const Work &work, int c) {
-    int key, unused;
-    const int lo = first_where(work.rows, [&](int a) { return row_interval(job, work, a, &unused, &key), key > c; });
-    return make_int2(lo, first_where(work.rows, [&](int a) { return row_interval(job, work, a, &key, &unused), key > c; }));
+    const int lo = first_row_beyond(job, work, c, true);
+    return make_int2(lo, first_row_beyond(job, work, c, false));
 }
 __device__ __forceinline__ void key_interval(const Job &job, const Work &work, int c, int *lo, int *hi) {
     if (c < work.key_begin || c >= work.key_end) {
