@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/uio.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -63,14 +64,19 @@ static inline socket_request *socket_new(int peer, uint64_t tag, bool receiving,
     return request;
 }
 
+/* Head and bytes go together: a rank that leaves between the two would have to keep the buffer that waits for the rest. */
+static inline ssize_t socket_send(const socket_peer *peer, socket_request *send_) {
+    size_t head = send_->moved < sizeof send_->head ? sizeof send_->head - send_->moved : 0;
+    size_t at = send_->moved + head - sizeof send_->head;
+    struct iovec parts[] = {{(char *)send_->head + sizeof send_->head - head, head}, {send_->buf + at, send_->bytes - at}};
+    return sendmsg(peer->fd, &(struct msghdr){.msg_iov = parts, .msg_iovlen = 2}, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
 static inline void socket_write(socket_peer *peer) {
     while (peer->sends && !peer->closed) {
         socket_request *send_ = peer->sends;
         while (send_->moved < sizeof send_->head + send_->bytes) {
-            bool head = send_->moved < sizeof send_->head;
-            const char *from = head ? (char *)send_->head + send_->moved : send_->buf + (send_->moved - sizeof send_->head);
-            size_t left = head ? sizeof send_->head - send_->moved : send_->bytes - (send_->moved - sizeof send_->head);
-            ssize_t wrote = send(peer->fd, from, left, MSG_DONTWAIT | MSG_NOSIGNAL);
+            ssize_t wrote = socket_send(peer, send_);
             if (wrote < 0 && errno == EINTR) continue;
             if (wrote < 0 && errno != EAGAIN) peer->closed = true;
             if (wrote < 0) return;
