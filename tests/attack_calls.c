@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "support.h"
+#include "support_patience.h"
 
 enum { RANKS = 3, ROWS = 8, DIM = 4, SIZE = RANKS * ROWS * DIM };
 
@@ -64,7 +65,7 @@ static void work(void *arg, int rank) {
     describe(&a);
     describe(&b);
     if (t->change) t->change(&b);
-    note(t, rank, ra_comm_set_timeout(comm, 1, 60));
+    note(t, rank, ra_comm_set_timeout(comm, test_patience(), 60));
     note(t, rank, ra_comm_set_call_timeout(comm, t->call_timeout));
     note(t, rank, ra_plan_create(comm, &a, &plans[0]));
     note(t, rank, ra_plan_create(comm, &b, &plans[1]));
@@ -76,7 +77,7 @@ static void work(void *arg, int rank) {
     /* Who needs nothing of the others is through before they know; but the next call tells. */
     for (int i = 0; i < 2000 && t->status[rank] == RA_OK; i++) {
         usleep(5000);
-        note(t, rank, ra_comm_set_timeout(comm, 1, 60));
+        note(t, rank, ra_comm_set_timeout(comm, test_patience(), 60));
     }
     ra_plan_destroy(plans[0]);
     ra_plan_destroy(plans[1]);
@@ -159,11 +160,11 @@ static void two_plans_used_in_another_order_are_told(void **state) {
 static void a_rank_that_never_calls_is_told_after_the_call_timeout_with_what_each_rank_was_in(void **state) {
     (void)state;
     for (int odd = 0; odd < RANKS; odd++) {
-        trial t = {.deeds = {FORWARD_A, FORWARD_A, FORWARD_A}, .call_timeout = 0.3};
+        trial t = {.deeds = {FORWARD_A, FORWARD_A, FORWARD_A}, .call_timeout = 0.3 * test_patience()};
         t.deeds[odd] = NOTHING;
         run(&t);
         char what[64];
-        snprintf(what, sizeof what, "call timeout of 0.3 s: rank %d has made no call yet; ", odd);
+        snprintf(what, sizeof what, "call timeout of %.3g s: rank %d has made no call yet; ", t.call_timeout, odd);
         all_say(&t, RA_TIMEOUT, what);
         for (int rank = 0; rank < RANKS; rank++) {
             snprintf(what, sizeof what, "; rank %d is in forward (call 1, step ", rank);
@@ -193,5 +194,5 @@ int main(void) {
         cmocka_unit_test(a_rank_that_never_calls_is_told_after_the_call_timeout_with_what_each_rank_was_in),
         cmocka_unit_test(a_call_timeout_must_be_a_number_of_seconds_or_none),
     };
-    return cmocka_run_group_tests_name("attack_calls", tests, NULL, NULL);
+    return test_run_patiently("attack_calls", tests, sizeof tests / sizeof *tests, 0.3);
 }

@@ -43,7 +43,7 @@ static ra_fault suffered(fault_transport *t, bool receiving, uint64_t tag) {
     bool counts = own == fault.control && (receiving ? fault.receives : fault.sends);
     int64_t number = counts ? t->operation++ : -1;
     bool hit = counts && number >= fault.nth && number - fault.nth < (fault.repeat > 0 ? fault.repeat : 1);
-    if (hit) t->counts.faults++;
+    if (hit && t->counts.faults++ == 0) t->counts.struck = ra_seconds();
     if (hit && fault.kind == RA_FAULT_STOP) t->stopped = true;
     if (!hit) fault.kind = RA_FAULT_NONE;
     if (t->stopped) fault.kind = RA_FAULT_STOP;

@@ -36,6 +36,7 @@ typedef struct ra_fault_counts {
     int64_t sends, receives, bytes_sent, bytes_received;
     int64_t own_sends, own_receives, own_bytes_sent, own_bytes_received;
     int64_t faults; /* operations that suffered */
+    double struck;  /* when the first of them did, by ra_seconds */
 } ra_fault_counts;
 
 /* Takes ownership of inner_ctx, also when this fails. */

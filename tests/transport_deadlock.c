@@ -4,7 +4,7 @@
 
 #include <unistd.h>
 
-static const double timeout = 1; /* long enough for a hundred threads under a sanitizer on a busy machine */
+static double timeout;
 
 typedef struct trial {
     group_kind kind;
@@ -73,7 +73,7 @@ static void the_sentence_shows_the_circle_in_order(void **state) {
     trial_close(&t);
 }
 
-/* Everybody sleeps now before posting and now before waiting, for up to three timeouts: the waits form chains that come
+/* Everybody sleeps now before posting and now before waiting, for up to three of its timeouts: the waits form chains that come
  * close to circles, and old statements meet new waits. */
 static void hesitating_body(rank_run *run) {
     unsigned seed = 77u + (unsigned)run->rank;
@@ -85,7 +85,7 @@ static void hesitating_body(rank_run *run) {
         for (int half = 0; half < 2 && status == RA_OK; half++) {
             bool receiving = half == (step + run->rank) % 2; /* half of the ranks post their sends first, and late */
             seed = seed * 1103515245u + 12345u;
-            if (seed >> 16 & 1) sleep_for(0.6 * (double)(seed >> 17 & 1023) / 1023);
+            if (seed >> 16 & 1) sleep_for(1.2 * timeout * (double)(seed >> 17 & 1023) / 1023);
             status = receiving ? ra_link_recv(run->link, from, 9, step, in, 2000, &transfers[0])
                                : ra_link_send(run->link, to, 9, step, out, 2000, &transfers[1]);
         }
@@ -100,7 +100,7 @@ static void ranks_that_wait_for_a_rank_that_hesitates_for_three_timeouts_raise_n
     trial trials[GROUP_KINDS] = {{.kind = OVER_THREADS}, {.kind = OVER_SOCKETS}, {.kind = OVER_CALLER_THREAD}};
     for (int i = 0; i < GROUP_KINDS; i++) {
         trials[i].ranks = 4;
-        trial_start(&trials[i], 0.2, hesitating_body);
+        trial_start(&trials[i], 0.4 * timeout, hesitating_body);
     }
     for (int i = 0; i < GROUP_KINDS; i++) join_ranks(&trials[i].g, trials[i].runs);
     for (int i = 0; i < GROUP_KINDS; i++) {
@@ -117,5 +117,6 @@ int main(void) {
         cmocka_unit_test(ranks_that_wait_for_a_rank_that_hesitates_for_three_timeouts_raise_no_alarm),
     };
     alarm(600); /* a deadlock that is not told would last for ever */
-    return cmocka_run_group_tests_name("transport_deadlock", tests, NULL, NULL);
+    timeout = 0.5 * test_patience();
+    return test_run_patiently("transport_deadlock", tests, sizeof tests / sizeof *tests, 0.2);
 }

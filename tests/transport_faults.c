@@ -5,7 +5,7 @@
 
 #include "transport/link_internal.h"
 
-static const double timeout = 0.3 * PATIENCE;
+static double timeout;
 
 static bool names_rank(const char *sentence, int rank) {
     char name[16];
@@ -69,16 +69,17 @@ static void a_rank_that_stops_at_any_step_is_named_by_all_survivors_within_the_t
         for (int i = begin; i < end; i++) {
             trial *t = &trials[i];
             const rank_run *first = &t->runs[t->victim == 0 ? 1 : 0];
+            const double struck = ra_fault_read(t->g.faults[t->victim]).struck;
             for (int rank = 0; rank < t->ranks; rank++) {
                 if (rank == t->victim) continue;
                 const rank_run *run = &t->runs[rank];
                 survivors++;
                 differing += strcmp(run->sentence, first->sentence) != 0;
                 if (run->status != RA_TIMEOUT || !names_rank(run->sentence, t->victim) ||
-                    !strstr(run->sentence, "forward, step ") || run->seconds > 9 * 0.01 + timeout + 1) {
+                    !strstr(run->sentence, "forward, step ") || run->ended - struck > timeout + 1) {
                     fail_msg("%d ranks, rank %d stopped at step %lld: rank %d returned %s after %.2f s: %s", t->ranks,
-                             t->victim, (long long)t->fault.nth, rank, ra_status_name(run->status), run->seconds,
-                             run->sentence);
+                             t->victim, (long long)t->fault.nth, rank, ra_status_name(run->status),
+                             run->ended - struck, run->sentence);
                 }
             }
             group_close(&t->g);
@@ -152,8 +153,8 @@ static void run_all(rank_run *run) {
 
 static void a_rank_that_computes_one_step_for_ten_times_the_timeout_raises_no_alarm(void **state) {
     group g;
-    ring_job job = {.steps = 3, .payload = 100, .slow = 1, .slow_seconds = 10 * 0.15};
-    group_open(&g, *(const group_kind *)*state, 3, 0.15);
+    ring_job job = {.steps = 3, .payload = 100, .slow = 1, .slow_seconds = 10 * timeout / 2};
+    group_open(&g, *(const group_kind *)*state, 3, timeout / 2);
     run_ranks(&g, run_all, &job);
     group_close(&g);
 }
@@ -164,7 +165,7 @@ static void a_rank_that_may_not_have_a_thread_is_granted_the_start_timeout(void 
     group g;
     ring_job job = {.steps = 3, .payload = 100, .slow = 1, .slow_seconds = 5 * timeout};
     group_open(&g, OVER_CALLER_THREAD, 3, timeout);
-    for (int rank = 0; rank < 3; rank++) assert_int_equal(ra_link_set_timeout(g.links[rank], timeout, 10), RA_OK);
+    for (int rank = 0; rank < 3; rank++) assert_int_equal(ra_link_set_timeout(g.links[rank], timeout, 30 * timeout), RA_OK);
     run_ranks(&g, run_all, &job);
     group_close(&g);
 }
@@ -207,14 +208,14 @@ static void a_rank_that_never_arrives_is_named_after_the_start_timeout(void **st
     for (int rank = 0; rank < 3; rank++) {
         if (rank == 1) continue;
         assert_int_equal(ra_link_create(&ops, ctxs[rank], rank, 3, "threads", &g.links[rank]), RA_OK);
-        assert_int_equal(ra_link_set_timeout(g.links[rank], 0.1, 0.6), RA_OK);
+        assert_int_equal(ra_link_set_timeout(g.links[rank], timeout / 3, 2 * timeout), RA_OK);
     }
     start_ranks(&g, runs, wait_for_all, NULL);
     join_ranks(&g, runs);
     for (int rank = 0; rank < 3; rank += 2) {
         assert_int_equal(runs[rank].status, RA_TIMEOUT);
         assert_non_null(strstr(runs[rank].sentence, "rank 1 has not arrived"));
-        assert_true(runs[rank].seconds > 0.5 && runs[rank].seconds < 1.9 * PATIENCE);
+        assert_true(runs[rank].seconds > 1.6 * timeout && runs[rank].seconds < 1.9 * test_patience());
     }
     group_close(&g);
     ops.destroy(ctxs[1]);
@@ -229,12 +230,12 @@ static void a_rank_that_arrives_late_but_within_the_start_timeout_is_waited_for(
     assert_int_equal(ra_transport_threads(3, &ops, ctxs), RA_OK);
     for (int rank = 0; rank < 2; rank++) {
         assert_int_equal(ra_link_create(&ops, ctxs[rank], rank, 3, "threads", &g.links[rank]), RA_OK);
-        assert_int_equal(ra_link_set_timeout(g.links[rank], 0.1, 20), RA_OK);
+        assert_int_equal(ra_link_set_timeout(g.links[rank], timeout / 3, 20), RA_OK);
     }
     start_ranks(&g, runs, wait_for_all, NULL);
-    sleep_for(1.2);
+    sleep_for(4 * timeout);
     assert_int_equal(ra_link_create(&ops, ctxs[2], 2, 3, "threads", &g.links[2]), RA_OK);
-    assert_int_equal(ra_link_set_timeout(g.links[2], 0.1, 20), RA_OK);
+    assert_int_equal(ra_link_set_timeout(g.links[2], timeout / 3, 20), RA_OK);
     rank_run late = {.g = &g, .rank = 2, .link = g.links[2]};
     wait_for_all(&late);
     join_ranks(&g, runs);
@@ -253,7 +254,7 @@ static void run_damage(trial *t, ra_status expected, const char *text) {
     for (int rank = 0; rank < t->ranks; rank++) {
         const rank_run *run = &t->runs[rank];
         if (run->status != expected || !strstr(run->sentence, text) || !names_rank(run->sentence, t->victim) ||
-            run->seconds > 2 * PATIENCE) {
+            run->seconds > 2 * test_patience()) {
             fail_msg("rank %d returned %s after %.2f s (receiver %d): %s", rank, ra_status_name(run->status), run->seconds,
                      next, run->sentence);
         }
@@ -393,7 +394,7 @@ static void a_rank_whose_transport_fails_tells_the_others_and_all_say_the_same(v
                 assert_same_verdict(&t, -1);
                 assert_int_equal(t.runs[0].status, fault.status);
                 assert_true(names_rank(t.runs[0].sentence, victim));
-                for (int rank = 0; rank < ranks; rank++) assert_true(t.runs[rank].seconds < PATIENCE);
+                for (int rank = 0; rank < ranks; rank++) assert_true(t.runs[rank].seconds < test_patience());
                 group_close(&t.g);
             }
         }
@@ -425,7 +426,7 @@ static void an_abort_ends_the_waiting_of_all_with_its_status_and_reason(void **s
         assert_string_equal(t.runs[rank].complaint, "");
         assert_int_equal(t.runs[rank].status, RA_IO);
         assert_string_equal(t.runs[rank].sentence, "rank 2 gave up: the disk is full");
-        assert_true(t.runs[rank].seconds < PATIENCE);
+        assert_true(t.runs[rank].seconds < test_patience());
     }
     group_close(&t.g);
 }
@@ -447,7 +448,7 @@ static void an_error_sticks_to_the_link(void **state) {
         assert_string_equal(ra_last_error(), "rank 0 gave up: no reason given");
         ra_link_abort(g.links[0], RA_IO, "a second reason"); /* the first stays */
     }
-    double until = seconds_now() + 5;
+    double until = seconds_now() + 5 * test_patience();
     while (ra_link_status(g.links[1]) == RA_OK && seconds_now() < until) { /* told although it waits for nothing */
         ra_link_poll(g.links[1]);
         sleep_for(0.01);
@@ -470,7 +471,7 @@ static void a_rank_that_is_destroyed_in_the_middle_fails_its_peers_instead_of_ha
         if (status == RA_OK) status = ra_link_wait(g.links[rank], &transfer, 1, "forward");
         assert_int_equal(status, RA_PEER_LOST);
         assert_true(names_rank(ra_last_error(), 1));
-        assert_true(seconds_now() - begin < 2);
+        assert_true(seconds_now() - begin < 2 * test_patience());
         ra_link_cancel(g.links[rank], &transfer, 1);
     }
     group_close(&g);
@@ -599,5 +600,6 @@ int main(void) {
                 (struct CMUnitTest){.name = names[count], .test_func = over_both[i].test, .initial_state = &kinds[kind]};
         }
     }
-    return cmocka_run_group_tests_name("transport_faults", tests, NULL, NULL);
+    timeout = 0.3 * test_patience();
+    return test_run_patiently("transport_faults", tests, ALONE + BOTH * 2, 0.3);
 }

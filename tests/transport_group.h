@@ -16,6 +16,7 @@
 
 #include "patience.h"
 #include "support_fault.h"
+#include "support_patience.h"
 #include "transport/link.h"
 #include "transport_sockets.h"
 
@@ -67,7 +68,7 @@ typedef struct rank_run {
     void *arg;
     ra_status status;
     char sentence[512], complaint[256];
-    double seconds;
+    double seconds, ended; /* how long the body took, and when it ended */
     pthread_t thread;
     void (*body)(struct rank_run *run);
 } rank_run;
@@ -83,7 +84,8 @@ static inline void *rank_main(void *arg) {
     rank_run *run = arg;
     double begin = seconds_now();
     run->body(run);
-    run->seconds = seconds_now() - begin;
+    run->ended = seconds_now();
+    run->seconds = run->ended - begin;
     return NULL;
 }
 

@@ -57,7 +57,7 @@ static bool try_one(long long nth, long long count) {
             failed |= status != RA_OK;
         }
         for (int rank = 0; rank < 2; rank++)
-            if (g.links[rank]) ra_link_set_timeout(g.links[rank], 0.5, 0.5);
+            if (g.links[rank]) ra_link_set_timeout(g.links[rank], 0.5 * test_patience(), 0.5 * test_patience());
         if (g.links[0] && g.links[1]) {
             start_ranks(&g, runs, nomem_body, NULL);
             join_ranks(&g, runs);
@@ -99,5 +99,5 @@ int main(void) {
     };
     atomic_store(&failing_from, -1);
     ra_set_allocator(&allocator);
-    return cmocka_run_group_tests_name("transport_nomem", tests, NULL, NULL);
+    return test_run_patiently("transport_nomem", tests, sizeof tests / sizeof *tests, 0.5);
 }

@@ -39,7 +39,7 @@ static int rank_process(const job *j, shared *s, int rank, const ra_comm_ops *op
         if (other != rank) ops->destroy(ctxs[other]);
     if (ra_transport_fault(ops, ctxs[rank], rank == j->victim ? &fault : NULL, &faulty, &ctx) != RA_OK) return 1;
     if (ra_link_create(&faulty, ctx, rank, j->ranks, "sockets", &link) != RA_OK) return 1;
-    ra_link_set_timeout(link, j->timeout, 10);
+    ra_link_set_timeout(link, j->timeout, 10 * test_patience());
     ring_job ring = {.steps = j->steps, .payload = 20000, .slow = -1, .compute = 0.01};
     ra_status status = pass_around(link, &ring);
     result *r = &s->results[rank];
@@ -75,7 +75,7 @@ static void finish_job(const job *j, shared *s) {
         sleep_for(j->pause);
         kill(victim, SIGCONT);
     }
-    double until = seconds_now() + j->timeout + 5;
+    double until = seconds_now() + j->timeout + 5 * test_patience();
     for (int rank = 0; rank < j->ranks; rank++) {
         if (rank == j->victim && (!stopped || j->pause <= 0)) continue;
         while (waitpid(s->pids[rank], &state, WNOHANG) == 0) {
@@ -92,7 +92,7 @@ static void finish_job(const job *j, shared *s) {
 /* A step takes 10 ms; starting a dozen processes on a busy machine takes its time too. */
 static void check_survivors(const job *j, const shared *s, ra_status expected) {
     char name[16];
-    double limit = j->timeout + 1 + 0.01 * (double)j->steps + 0.5;
+    double limit = j->timeout + 1 + 0.01 * (double)j->steps + 0.5 * test_patience();
     snprintf(name, sizeof name, "rank %d ", j->victim);
     for (int rank = 0; rank < j->ranks; rank++) {
         const result *r = &s->results[rank];
@@ -112,8 +112,12 @@ static void matrix(int signal_, ra_status expected) {
     for (int ranks = 2; ranks <= 4; ranks++)
         for (int victim = 0; victim < ranks; victim++)
             for (int step = 0; step < ranks; step++)
-                jobs[count++] = (job){
-                    .ranks = ranks, .victim = victim, .step = step, .signal = signal_, .timeout = 0.3 * PATIENCE, .steps = 9};
+                jobs[count++] = (job){.ranks = ranks,
+                                      .victim = victim,
+                                      .step = step,
+                                      .signal = signal_,
+                                      .timeout = 0.3 * test_patience(),
+                                      .steps = 9};
     for (int first = 0; first < count; first += 8) {
         int end = first + 8 < count ? first + 8 : count;
         for (int i = first; i < end; i++) shares[i] = share();
@@ -139,10 +143,16 @@ static void a_process_that_is_stopped_for_less_than_the_timeout_raises_no_alarm(
     (void)state;
     shared *shares[3];
     job jobs[3];
+    const double timeout = test_patience();
     for (int victim = 0; victim < 3; victim++) {
         shares[victim] = share();
-        jobs[victim] =
-            (job){.ranks = 3, .victim = victim, .step = 1, .signal = SIGSTOP, .timeout = 1, .pause = 0.8, .steps = 5};
+        jobs[victim] = (job){.ranks = 3,
+                             .victim = victim,
+                             .step = 1,
+                             .signal = SIGSTOP,
+                             .timeout = timeout,
+                             .pause = 0.8 * timeout,
+                             .steps = 5};
         start_job(&jobs[victim], shares[victim]);
         finish_job(&jobs[victim], shares[victim]);
         for (int rank = 0; rank < 3; rank++)
@@ -158,5 +168,5 @@ int main(void) {
         cmocka_unit_test(a_stopped_process_is_named_as_silent_by_all_survivors),
         cmocka_unit_test(a_process_that_is_stopped_for_less_than_the_timeout_raises_no_alarm),
     };
-    return cmocka_run_group_tests_name("transport_processes", tests, NULL, NULL);
+    return test_run_patiently("transport_processes", tests, sizeof tests / sizeof *tests, 0.3);
 }
