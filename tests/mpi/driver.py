@@ -19,6 +19,9 @@ import sys
 import tempfile
 import time
 
+sys.path.insert(0, str(pathlib.Path(__file__).parents[1]))
+import patience  # noqa: E402
+
 IMPLEMENTATION = sys.argv[2] if len(sys.argv) > 2 else "openmpi"
 LONG = os.environ.get("RINGATTN_LONG") == "1"
 
@@ -31,10 +34,10 @@ class Job:
     def __init__(self, directory, ranks, *arguments, timeout=1.0, launcher=(), prefix=(), program=None, kill=False,
                  variables=None):
         self.name = f"{ranks} ranks, {' '.join(map(str, arguments))}"
-        self.ranks, self.timeout = ranks, timeout
+        self.ranks, self.timeout = ranks, timeout * patience.factor()
         self.result = pathlib.Path(tempfile.mkdtemp(dir=directory)) / "result"
         # A TMPDIR for each: Open MPI's launchers remove each other's session directories otherwise.
-        environment = dict(os.environ, RESULT=str(self.result), TIMEOUT=str(timeout), TMPDIR=str(self.result.parent),
+        environment = dict(os.environ, RESULT=str(self.result), TIMEOUT=str(self.timeout), TMPDIR=str(self.result.parent),
                            **(variables or {}))
         self.log = open(self.result.with_name("log"), "w+", encoding="utf-8", errors="replace")
         command = [*prefix, os.environ["MPIRUN"]]
@@ -100,8 +103,20 @@ class Job:
 
 
 def fail(job, reason):
-    print(f"FAILED: {IMPLEMENTATION}, {job.name}: {reason}\n{job.text()}")
-    sys.exit(1)
+    raise AssertionError(f"FAILED: {IMPLEMENTATION}, {job.name}: {reason}\n{job.text()}")
+
+
+def end_jobs():
+    """Whatever happened, no process stays behind."""
+    for left in Job.all:
+        if left.process.poll() is None:
+            left.end_stopped(range(left.ranks))
+            left.finish(limit=0.0)
+
+
+def patiently(trial, *arguments):
+    """What the trial returns; one that fails on a machine that is late is repeated, with longer timeouts."""
+    return patience.repeat(lambda: trial(*arguments), timeout=0.4, between=end_jobs)
 
 
 def all_well(job, limit=120.0):
@@ -175,15 +190,19 @@ def gpu_faults(directory):
                    or (lane == "nccl" and (step < 0 and victim == 1 or
                                            (5 * victim + 7 * step + len(how) + len(direction)) % 23 == ranks)))]
     before, at_once = set(os.listdir("/dev/shm")), 3
-    for begin in range(0, len(matrix), at_once):
+
+    def some(part):
         jobs = []
-        for lane, ranks, victim, step, how, direction in matrix[begin:begin + at_once]:
+        for lane, ranks, victim, step, how, direction in part:
             slow = {**on_gpus(directory, lane), "RINGATTN_STAND_IN_COPY_MS": "100" if step < 0 else "10"}
             jobs.append((Job(directory, ranks, "fault", victim, step, how, direction, variables=slow), victim, how, lane))
         for job, victim, how, lane in jobs:
             judge(job, victim, how)
             if any(job.report(rank)["note"] != lane for rank in range(job.ranks) if rank != victim):
                 fail(job, f"a rank did not use {lane}")
+
+    for begin in range(0, len(matrix), at_once):
+        patiently(some, matrix[begin:begin + at_once])
     left = {name for name in set(os.listdir("/dev/shm")) - before if "ringattn" in name}
     if left:
         sys.exit(f"FAILED: left in /dev/shm: {left}")
@@ -248,7 +267,8 @@ def judge(job, victim, how):
             fail(job, f"rank {rank} reports {report}")
         if "step " not in report["sentence"] or not any(phase in report["sentence"] for phase in ("forward", "backward")):
             fail(job, f"rank {rank} does not name step and phase: {report}")
-        if report["seconds"] > job.timeout + 1 + 0.5:  # half a second for the work before the fault, many ranks on two cores
+        # half a second for the work before the fault, many ranks on two cores
+        if report["seconds"] > job.timeout + 1 + 0.5 * patience.factor():
             fail(job, f"rank {rank} returned only after {report['seconds']} s")
     one_post_mortem(job, survivors if how != "error" else ())
     return len({reports[rank]["sentence"] for rank in survivors}) == 1
@@ -261,21 +281,24 @@ def faults(directory):
               for ranks in sizes for victim in range(ranks) for step in range(ranks)
               for how in ("kill", "stop", "error") for direction in ("forward", "backward")
               if LONG or (victim + step) % 3 == 0 or how == "error"]
-    counts, alike, at_once = {}, 0, 3
-    for begin in range(0, len(matrix), at_once):
+    alike, at_once = 0, 3
+
+    def some(part):
         jobs = [(Job(directory, ranks, "fault", victim, step, how, direction), victim, how)
-                for ranks, victim, step, how, direction in matrix[begin:begin + at_once]]
-        for job, victim, how in jobs:
-            alike += judge(job, victim, how)
-            counts[how] = counts.get(how, 0) + 1
-    kinds = ", ".join(f"{count} {how}" for how, count in counts.items())
+                for ranks, victim, step, how, direction in part]
+        return sum(judge(job, victim, how) for job, victim, how in jobs)
+
+    for begin in range(0, len(matrix), at_once):
+        alike += patiently(some, matrix[begin:begin + at_once])
+    ways = [how for _, _, _, how, _ in matrix]
+    kinds = ", ".join(f"{ways.count(how)} {how}" for how in sorted(set(ways)))
     print(f"{len(matrix)} jobs ({kinds}): no survivor hangs, all name the right rank; in {alike} with the very same sentence")
 
 
 def deadlock(directory):
     """Ranks that are all alive and wait for each other: all are told the same, and who waits for whom."""
-    count = 0
-    for ranks in (2, 3, 4):
+
+    def some(ranks):
         jobs = [Job(directory, ranks, "mistake", which, timeout=0.5) for which in range(4) if ranks > 2 or which != 2]
         for job in jobs:
             reports = job.finish(limit=30)
@@ -283,18 +306,25 @@ def deadlock(directory):
                 if report is None or report["note"] != "told" or report["sentence"] != reports[0]["sentence"]:
                     fail(job, f"rank {rank} reports {report}")
             one_post_mortem(job, range(ranks))
-            count += 1
+        return len(jobs)
+
+    count = sum(patiently(some, ranks) for ranks in (2, 3, 4))
     print(f"{count} jobs whose ranks wait for each other: told on every rank, with one post-mortem each")
 
 
 def alarms(directory):
     """No false alarm: a rank that does nothing at all for 0.8 of the timeout, one that computes for ten times the timeout."""
     rounds = 50 if LONG else 6
-    done = note(all_well(Job(directory, 3, "pause", 0.8, rounds, timeout=1.0), limit=300))
+
+    def idle(what, timeouts, timeout, *more):
+        """One rank does this for that many timeouts."""
+        return all_well(Job(directory, 3, what, timeouts * timeout * patience.factor(), *more, timeout=timeout), limit=300)
+
+    done = note(patiently(idle, "pause", 0.8, 1.0, rounds))
     print(f"{done} with one rank paused for 0.8 of the timeout: no alarm")
-    all_well(Job(directory, 3, "busy", 4.0, timeout=0.4))
+    patiently(idle, "busy", 10, 0.4)
     print("a step of ten times the timeout: no alarm")
-    all_well(Job(directory, 3, "late", 2.5, timeout=0.5))
+    patiently(idle, "late", 5, 0.5)
     print("a rank that arrives late is waited for")
     never = ('if [ "${OMPI_COMM_WORLD_RANK:-$PMI_RANK}" = 1 ]; then sleep 5; '
              'else exec "$RINGATTN" bench --seq 64 --start-timeout 1; fi')
@@ -392,9 +422,10 @@ def command(directory):
     for seed, name in enumerate(("q", "k", "v")):
         write_npy(f"{name}.npy", (1, 24000, 2, 32), seed)
     inputs = [part for name in ("q", "k", "v") for part in (f"--{name}", f"{name}.npy")]
-    for victim in (0, 2):
-        job = Job(directory, 3, "run", *inputs, "--out", "killed.npy", "--timeout", "1", "--kernel", "scalar", "--threads", "1",
-                  program=program, kill=True)
+
+    def lose(victim):
+        job = Job(directory, 3, "run", *inputs, "--out", "killed.npy", "--timeout", str(patience.factor()), "--kernel",
+                  "scalar", "--threads", "1", program=program, kill=True)
         while len(processes := ranks_of(program, directory)) < 3 and job.process.poll() is None:
             time.sleep(0.01)
         while not all(has_mapped(process, "v.npy") for process in processes.values()) and job.process.poll() is None:
@@ -404,19 +435,23 @@ def command(directory):
             fail(job, "it ended before a rank could be killed")
         os.kill(processes[victim], signal.SIGKILL)
         begin = time.monotonic()
-        while ranks_of(program, directory) and time.monotonic() < begin + 20:
+        while ranks_of(program, directory) and time.monotonic() < begin + 20 * patience.factor():
             time.sleep(0.01)
         seconds = time.monotonic() - begin
         for left in ranks_of(program, directory).values():
             os.kill(left, signal.SIGKILL)
         job.finish(waited_for=(), limit=0.0)
-        if seconds > 1 + 1 + 1:  # one more for tiles of a slow kernel, three ranks on two cores
+        # the timeout, a second, and one more for tiles of a slow kernel, three ranks on two cores
+        if seconds > 1 + 2 * patience.factor():
             fail(job, f"survivors of rank {victim} were there for {seconds:.1f} s")
         if f"rank {victim} " not in job.all_text():
             fail(job, f"nobody names rank {victim}")
         one_post_mortem(job, {0, 1, 2} - {victim})
         if os.path.exists("killed.npy"):
             fail(job, "an output appeared under its name")
+
+    for victim in (0, 2):
+        patiently(lose, victim)
     print("a killed rank: the survivors name it, with one post-mortem each, and leave within the timeout; no output appears")
 
 
@@ -497,7 +532,7 @@ def hosts(directory):
                 if report is None or report["status"] != "RA_OK":
                     fail(job, f"rank {rank} reports {report}")
         print("three hosts of their own address pass buffers around over TCP")
-    if not any(cable_pulled(directory) for _ in range(3)):
+    if not any(patiently(cable_pulled, directory) for _ in range(3)):
         sys.exit("FAILED: the launcher took the rank that was cut off away, three times")
 
 
@@ -512,7 +547,7 @@ def cable_pulled(directory):
         time.sleep(0.7)
         net.cut(2)
         cut_at = time.monotonic()
-        job.wait_for_reports(cut_at + 10)
+        job.wait_for_reports(cut_at + 10 * patience.factor())
         seconds = time.monotonic() - cut_at
         job.end_stopped(range(3))
         reports = job.finish(limit=0.0)
@@ -524,9 +559,10 @@ def cable_pulled(directory):
             return False
         if reports[2] is None or reports[2]["status"] == "RA_OK":
             fail(job, f"rank 2, which is cut off, reports {reports[2]}")
-        if seconds > 1.0 + 1.0 + 0.5:
+        if seconds > job.timeout + 1.0 + 0.5 * patience.factor():
             fail(job, f"that took {seconds:.1f} s")
-        print(f"one cable pulled: the other two name its rank, and it returns too, within {seconds:.2f} s (timeout 1 s)")
+        print(f"one cable pulled: the other two name its rank, and it returns too, within {seconds:.2f} s "
+              f"(timeout {job.timeout:g} s)")
     return True
 
 
@@ -534,9 +570,8 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="ringattn-mpi-", ignore_cleanup_errors=True) as temporary:
         try:
-            globals()[sys.argv[1]](temporary)
-        finally:  # whatever happened, no process stays behind
-            for left in Job.all:
-                if left.process.poll() is None:
-                    left.end_stopped(range(left.ranks))
-                    left.finish(limit=0.0)
+            patiently(globals()[sys.argv[1]], temporary)
+        except patience.Failed as error:
+            sys.exit(str(error))
+        finally:
+            end_jobs()

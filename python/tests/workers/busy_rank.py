@@ -1,14 +1,15 @@
-"""Two gloo ranks, one of which holds Python's lock for three timeouts while the other waits for it."""
+"""Two gloo ranks, one of which holds Python's lock for three timeouts while the other waits for it: busy_rank.py TIMEOUT."""
 
 import ctypes
 import os
+import sys
 
 import forks
 import ringattn
 import torch
 import torch.distributed as dist
 
-TIMEOUT = 2.0
+TIMEOUT = float(sys.argv[1])
 sleep_with_the_lock = ctypes.PyDLL(None).usleep  # PyDLL keeps the lock that CDLL gives away
 
 

@@ -1,6 +1,7 @@
-"""Gloo ranks, one of which is killed or stopped at one of its sends: killed_rank.py FOLDER [long]. Every rank, step, way and pass.
+"""Gloo ranks, one of which is killed or stopped at one of its sends: killed_rank.py FOLDER PATIENCE [long].
 
-The survivors of each job write what they get and how soon, to FOLDER/JOB/RANK.json; FOLDER/jobs.json lists the jobs.
+Every rank, step, way and pass. The survivors of each job write what they get and how soon, to FOLDER/JOB/RANK.json;
+FOLDER/jobs.json lists the jobs.
 """
 
 import itertools
@@ -17,8 +18,9 @@ import torch
 import torch.distributed as dist
 from ringattn._mailbox import CONTROL_TAG, Mailbox
 
-TIMEOUT = 1.5  # seconds of silence
-LIMIT = 30  # of a whole job: what lives then hangs
+PATIENCE = float(sys.argv[2])
+TIMEOUT = 1.5 * PATIENCE  # seconds of silence
+LIMIT = 30 * PATIENCE  # of a whole job: what lives then hangs
 AT_ONCE = 3
 WAYS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
@@ -68,7 +70,7 @@ def finish(children, victim):
 
 
 folder = pathlib.Path(sys.argv[1])
-long = sys.argv[2:] == ["long"]
+long = sys.argv[3:] == ["long"]
 jobs = [
     {"ranks": ranks, "victim": victim, "step": step, "way": way, "direction": direction}
     for ranks in ((2, 3, 4) if long else (3,))
