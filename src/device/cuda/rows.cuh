@@ -254,40 +254,59 @@ __device__ __forceinline__ void stage_rows(uint32_t to, int lane, const float *o
     }
 }
 
-/* The same into the state: rows a0 and a0 + 8. Vectors: rows of acc start at multiples of 8 bytes. */
+/* The same into the state: rows a0 and a0 + 8. Vectors: rows of acc start at multiples of 8 bytes. Memory takes most of a
+ * microsecond to answer, so where rows are as long as the tile's, all of one is asked for before any of it is needed. */
 template <int D, bool Vectors>
 __device__ __forceinline__ void fold_rows(const Job &job, const Work &work, int lane, const float *o, const float (&base)[2],
                                           const float (&l)[2], int a0) {
+    constexpr int GROUPS = D / 8, BATCH = GROUPS <= 16 ? GROUPS : GROUPS % 16 ? 12 : 16;
+    static_assert(GROUPS % BATCH == 0, "batches are whole");
     const JobItem &item = job.items[work.item];
     const int quad = lane & 3;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const int a = a0 + 8 * r;
-        const bool valid = a < work.rows;
+        const bool valid = a < work.rows; /* if not, it reads the instance's first row */
         const int64_t row = work.q_row + (valid ? a : 0) * item.q.row_step;
         float *state_m = row_pointer<float>(job.m, work.batch, row, work.head);
         float *state_l = row_pointer<float>(job.l, work.batch, row, work.head);
-        float *acc = row_pointer<float>(job.acc, work.batch, row, work.head);
+        float *acc = row_pointer<float>(job.acc, work.batch, row, work.head) + quad * 2;
+        const float stored_m = *state_m, stored_l = *state_l;
         float m = base[r] * 0.69314718056f, sum = l[r];
-        const Fold f = fold_state(valid ? *state_m : 0.f, valid ? *state_l : 0.f, &m, &sum);
-        __syncwarp();
-        if (!valid) continue;
+        if (Vectors && job.head_dim == D) {
+            Fold f;
 #pragma unroll
-        for (int g = 0; g < D / 8; g++) {
-            const int d = g * 8 + quad * 2;
-            if constexpr (Vectors) {
-                if (d < job.head_dim) {
-                    float2 *to = reinterpret_cast<float2 *>(acc + d), x = *to;
-                    x.x = f.sum(x.x, o[g * 4 + 2 * r]);
-                    x.y = f.sum(x.y, o[g * 4 + 2 * r + 1]);
-                    *to = x;
+            for (int first = 0; first < GROUPS; first += BATCH) {
+                float2 x[BATCH], *to = reinterpret_cast<float2 *>(acc + first * 8);
+#pragma unroll
+                for (int i = 0; i < BATCH; i++) x[i] = to[i * 4];
+                if (first == 0) f = fold_state(stored_m, stored_l, &m, &sum);
+#pragma unroll
+                for (int i = 0; i < BATCH; i++) {
+                    x[i].x = f.sum(x[i].x, o[(first + i) * 4 + 2 * r]);
+                    x[i].y = f.sum(x[i].y, o[(first + i) * 4 + 2 * r + 1]);
+                    if (valid) to[i * 4] = x[i];
                 }
-            } else {
-                if (d < job.head_dim) acc[d] = f.sum(acc[d], o[g * 4 + 2 * r]);
-                if (d + 1 < job.head_dim) acc[d + 1] = f.sum(acc[d + 1], o[g * 4 + 2 * r + 1]);
+            }
+        } else {
+            const Fold f = fold_state(stored_m, stored_l, &m, &sum);
+            const int columns = valid ? job.head_dim - quad * 2 : 0;
+#pragma unroll
+            for (int g = 0; g < GROUPS; g++) {
+                float *to = acc + g * 8;
+                if constexpr (Vectors) {
+                    if (g * 8 >= columns) continue;
+                    const float2 x = *reinterpret_cast<const float2 *>(to);
+                    *reinterpret_cast<float2 *>(to) =
+                        make_float2(f.sum(x.x, o[g * 4 + 2 * r]), f.sum(x.y, o[g * 4 + 2 * r + 1]));
+                } else {
+                    if (g * 8 < columns) to[0] = f.sum(to[0], o[g * 4 + 2 * r]);
+                    if (g * 8 + 1 < columns) to[1] = f.sum(to[1], o[g * 4 + 2 * r + 1]);
+                }
             }
         }
-        if (quad == 0) *state_m = m, *state_l = sum;
+        __syncwarp(); /* the four threads of a row have read what one of them writes */
+        if (valid && quad == 0) *state_m = m, *state_l = sum;
     }
 }
 
