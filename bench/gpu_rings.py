@@ -116,16 +116,18 @@ class Bench:
         for name in self.rings.PASSES:
             ring.run(name)
         self.stream.synchronize()
-        taken = (before - device_free(self.rings)) // ranks
+        taken = before - device_free(self.rings)
+        planned = ring.planned_bytes()
         allocations = len(ring.ranks[0].tensors) + 1  # and the workspace
         self.add(
             "memory",
             pattern,
             ranks,
-            planned_bytes=ring.planned_bytes(),
+            planned_bytes=max(planned),
             measured_bytes=ring.measured_bytes(),
-            device_bytes=taken if self.rings.GPU else None,
-            granularity=allocations * (2 << 20),
+            planned_total=sum(planned),
+            device_total=taken if self.rings.GPU else None,
+            granularity=ranks * allocations * (2 << 20),
         )
         return ring
 

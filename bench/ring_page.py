@@ -36,9 +36,9 @@ def goals(rows):
     part = alike(rows, "memory", {})
     if part:
         yield how_many("memory of a rank, as planned", [row["measured_bytes"] == row["planned_bytes"] for row in part])
-        part = [row for row in part if row["device_bytes"]]
+        part = [row for row in part if row["device_total"]]
         if part:
-            yield how_many("the same by the driver, within 1 %", [is_near_plan(row) for row in part])
+            yield how_many("memory of all ranks by the driver, within 1 %", [is_near_plan(row) for row in part])
     part = [ratio for pattern in ("full", "causal") for ratio in error_ratios(rows, pattern)]
     if part:
         yield "error of 8 ranks over that of one", f"{ERROR:.2f}x at most", f"{max(part):.2f}x", max(part) <= ERROR
@@ -49,7 +49,7 @@ def how_many(text, met):
 
 
 def is_near_plan(row):
-    return abs(row["device_bytes"] - row["planned_bytes"]) <= 0.01 * row["planned_bytes"] + row["granularity"]
+    return abs(row["device_total"] - row["planned_total"]) <= 0.01 * row["planned_total"] + row["granularity"]
 
 
 def error_ratios(rows, pattern):
@@ -74,7 +74,8 @@ def cells_of_slow(row):
 
 def cells_of_memory(row):
     yield from (f"{row['planned_bytes'] / MIB:.1f}", f"{row['measured_bytes'] / MIB:.1f}")
-    yield f"{row['device_bytes'] / MIB:.1f}" if row["device_bytes"] else "-"
+    yield f"{row['planned_total'] / MIB:.1f}"
+    yield f"{row['device_total'] / MIB:.1f}" if row["device_total"] else "-"
 
 
 # A group: title, what it is, heads of the columns after those that tell the case, and its cells.
@@ -102,8 +103,9 @@ TABLES = {
     ),
     "memory": (
         "Memory of a rank",
-        "Tensors and workspace, forward and backward, in MiB; by the driver: what it has less, divided by the ranks.",
-        ("planned", "measured", "by the driver"),
+        "Tensors and workspace, forward and backward, in MiB, of the rank that has most; and of all ranks, by the plan and by\n"
+        "what the driver has less.",
+        ("planned", "measured", "all, planned", "all, by the driver"),
         cells_of_memory,
     ),
     "error": (

@@ -156,10 +156,12 @@ class Ring:
             yield found
 
     def planned_bytes(self):
+        """Of each rank."""
+
         def of_rank(s):
             return s.shard_bytes + s.shard_bytes_backward + max(s.workspace_bytes, s.workspace_bytes_backward)
 
-        return max(map(of_rank, self.summaries()))
+        return list(map(of_rank, self.summaries()))
 
     def measured_bytes(self):
         """Tensors and pool of the rank that has most."""

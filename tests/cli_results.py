@@ -50,7 +50,7 @@ class Results(kit.Case):
                 {**ring, "ranks": 8, "pass": "forward", "against_one": 0.94},
                 {**ring, "ranks": 8, "pass": "backward", "against_one": 0.91},
                 {**case, "group": "memory", "ranks": 8, "planned_bytes": 1000 << 20, "measured_bytes": 1000 << 20,
-                 "device_bytes": 1012 << 20, "granularity": 2 << 20}]
+                 "planned_total": 4000 << 20, "device_total": 4042 << 20, "granularity": 2 << 20}]
         rows += [{**case, "group": "error", "ranks": ranks, "rms": dict.fromkeys(("out", "dq", "dk", "dv"), error)}
                  for ranks, error in ((1, 1e-3), (8, 1.3e-3))]
         text = report.page([{"what": "rings", "machine": {"gpu": "a GPU"}, "date": "2026-01-01", "rows": rows}])
@@ -58,7 +58,7 @@ class Results(kit.Case):
                      "| 8 ranks against one, backward | 0.90x | 0.91x | yes |",
                      "| time of a rank's host, a step | 50 us at most | 51 us | **no** |",
                      "| memory of a rank, as planned | 1 of 1 | 1 of 1 | yes |",
-                     "| the same by the driver, within 1 % | 1 of 1 | 1 of 1 | yes |",
+                     "| memory of all ranks by the driver, within 1 % | 1 of 1 | 1 of 1 | yes |",
                      "| error of 8 ranks over that of one | 1.25x at most | 1.30x | **no** |"):
             self.assertIn(line, text)
 
