@@ -41,22 +41,6 @@ enum { BEGUN, DONE, COUNTERS_BYTES = 4096 };
 
 /* --------------------------------------------------------------------------------------------------------------- waiting */
 
-/* Is the library done with what it was given? A failure may be the first sign of a lost rank, which the link will name: while
- * that may be, nothing is done (`hopes`). */
-static ra_status look(ra_nccl *nccl, bool hopes, bool *done) {
-    *done = false;
-    if (!ra_nccl_enter(nccl)) return ra_link_status(nccl->comm->link);
-    const ra_status status = nccl->net->poll(nccl->group, done);
-    ra_nccl_exit(nccl);
-    if (status == RA_OK) return RA_OK;
-    if (nccl->failed == 0) {
-        nccl->failed = ra_seconds();
-        nccl->why = ra_sentence_keep();
-    }
-    if (hopes && ra_seconds() - nccl->failed < ra_link_timeout(nccl->comm->link) + VERDICT) return RA_OK;
-    return ra_fail(status, "%s", nccl->why.text);
-}
-
 static uint64_t *counter(const ra_nccl *nccl, int which) { return (uint64_t *)nccl->progress.memory + which; }
 
 static uint64_t read_counter(const ra_nccl *nccl, int which) {
@@ -73,12 +57,40 @@ static double device_stalled(ra_nccl *nccl) {
     return begun > done ? nccl->seen_at + nccl->allowance : 0;
 }
 
-/* After a failure of the library its own words are better than that. */
 static void tell_stalled(ra_nccl *nccl, double since) {
-    if (nccl->failed > 0) since = 0;
     if (since == nccl->told) return;
     nccl->told = since;
     ra_link_set_stalled(nccl->comm->link, since);
+}
+
+/* The library has failed. In a call that may be the first sign of a lost rank, which the link will name: its verdict comes
+ * first, if there is one. */
+static ra_status hear_verdict(ra_nccl *nccl, ra_status status) {
+    ra_link *link = nccl->comm->link;
+    const ra_sentence why = ra_sentence_keep();
+    const double until = ra_seconds() + ra_link_timeout(link) + VERDICT;
+    tell_stalled(nccl, 0); /* it is known what is wrong */
+    while (ra_seconds() < until) {
+        if (!ra_link_poll(link)) return ra_link_status(link);
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    ra_sentence_restore(&why);
+    return status;
+}
+
+/* Is the library done with what it was given? */
+static ra_status look(ra_nccl *nccl, bool calling, bool *done) {
+    *done = false;
+    if (!ra_nccl_enter(nccl)) return ra_link_status(nccl->comm->link);
+    const ra_status status = nccl->net->poll(nccl->group, done);
+    ra_nccl_exit(nccl);
+    return status == RA_OK || !calling ? status : hear_verdict(nccl, status);
+}
+
+/* Two ranks that exchange something for the first time are connected, for which they may take as long as to arrive. */
+static double connecting_stalled(const ra_nccl *nccl, double since) {
+    const ra_link *link = nccl->comm->link;
+    return since + fmax(0, ra_link_start_timeout(link) - ra_link_timeout(link));
 }
 
 /* Waits until the library is done, or if there is a moment, until that has come. `limit`: in seconds; 0: this is in a call,
@@ -86,15 +98,15 @@ static void tell_stalled(ra_nccl *nccl, double since) {
 static ra_status await(ra_nccl *nccl, void *moment, double limit) {
     enum { EAGER = 64, PATIENT = 256 }; /* looks before the thread goes to sleep between them, and before it sleeps long */
     const double begin = ra_seconds(), until = begin + limit;
-    const bool hopes = limit == 0;
+    const bool calling = limit == 0;
     for (int looks = 0;; looks++) {
         bool done = false;
-        RA_TRY(look(nccl, hopes, &done));
+        RA_TRY(look(nccl, calling, &done));
         if (moment) RA_TRY(nccl->lane->copies->passed(moment, &done));
-        if (limit == 0) tell_stalled(nccl, done ? 0 : moment ? device_stalled(nccl) : begin); /* it connects ranks, else */
+        if (calling) tell_stalled(nccl, done ? 0 : moment ? device_stalled(nccl) : connecting_stalled(nccl, begin));
         if (done) return RA_OK;
         if (!ra_link_poll(nccl->comm->link)) return ra_link_status(nccl->comm->link);
-        if (limit > 0 && ra_seconds() > until) return ra_fail(RA_TIMEOUT, "NCCL was not ready within %.3g s", limit);
+        if (!calling && ra_seconds() > until) return ra_fail(RA_TIMEOUT, "NCCL was not ready within %.3g s", limit);
         if (looks < EAGER) sched_yield();
         else nanosleep(&(struct timespec){.tv_nsec = looks < PATIENT ? 20000 : 100000}, NULL);
     }
@@ -114,7 +126,7 @@ static ra_status exchange(ra_nccl *nccl, const ra_net_message *messages, int64_t
     if (!ra_nccl_enter(nccl)) return ra_link_status(nccl->comm->link);
     const ra_status status = nccl->net->exchange(nccl->group, &lane->queue, messages, count);
     ra_nccl_exit(nccl);
-    RA_TRY(status);
+    if (status != RA_OK) return limit > 0 ? status : hear_verdict(nccl, status);
     RA_TRY(await(nccl, NULL, limit)); /* until then the library may not have enqueued it */
     RA_TRY(lane->copies->raise(&lane->queue, counter(nccl, DONE), nccl->exchanges));
     RA_TRY(ra_brake_hold(lane->brake, &lane->queue, received));
@@ -256,6 +268,7 @@ ra_status ra_nccl_open(ra_comm *comm, ra_pool *pool, ra_nccl **result) {
 ra_status ra_nccl_muster(ra_call *call) {
     ra_comm *comm = call->comm;
     ra_transfer *transfers = call->entry->transfers;
+    call->lane->nccl->patience = ra_link_timeout(comm->link);
     call->lane->nccl->allowance = call->lane->nccl->told = 0;
     char *in = call->staging, *out = call->staging + ra_frame_bytes((int64_t)sizeof(ra_note));
     for (int apart = 1; apart < comm->ranks; apart *= 2) {
@@ -304,9 +317,7 @@ static ra_status nccl_wait(ra_call *call) {
 }
 
 static ra_status nccl_settle(ra_call *call) {
-    ra_nccl *nccl = call->lane->nccl;
-    nccl->patience = ra_link_timeout(call->comm->link);
-    RA_TRY(await(nccl, call->lane->in, 0));
+    RA_TRY(await(call->lane->nccl, call->lane->in, 0));
     return ra_link_status(call->comm->link); /* of a link that broke before, waits were ended */
 }
 

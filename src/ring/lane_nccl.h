@@ -15,21 +15,18 @@ struct ra_nccl {
     ra_comm *comm;
     ra_lane *lane;
     ra_council council;
-    ra_pool *pool; /* of the device's memory, */
-    void *trial;   /* and what it gave for the first exchange */
+    ra_pool *pool;   /* of the device's memory, */
+    void *trial;     /* and what it gave for the first exchange */
     void *group;     /* the library's; NULL: none yet */
     double patience; /* seconds that its end may take: the timeout of the latest call */
 
-    ra_shared progress;  /* counters that the lane's queue raises: exchanges that it has begun, and done */
-    bool shared;         /* the device knows them */
-    uint64_t exchanges;  /* so far */
-    double allowance;    /* seconds that the largest of the call may take */
-    uint64_t seen;       /* the sum of both counters, */
-    double seen_at;      /* and since when; */
-    double told;         /* what the link was told of that */
-
-    double failed;   /* when the library first said that something had failed; 0: it did not, */
-    ra_sentence why; /* or this is what it said */
+    ra_shared progress; /* counters that the lane's queue raises: exchanges that it has begun, and done */
+    bool shared;        /* the device knows them */
+    uint64_t exchanges; /* so far */
+    double allowance;   /* seconds that the largest of the call may take */
+    uint64_t seen;      /* the sum of both counters, */
+    double seen_at;     /* and since when */
+    double told;        /* what the link was told of that */
 
     /* Its end is made by a thread of its own, for the library may not return from that. */
     pthread_t thread;

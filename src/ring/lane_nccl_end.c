@@ -1,7 +1,6 @@
 /* How a group of NCCL's ends: in peace, when what was sent has left; or by force, when the link breaks, so that kernels of the
  * library which wait for a lost rank end, and streams run on. Either may take long, or never return, so a thread does it and
  * is waited for as long as the timeout says, and no longer. */
-#include <sched.h>
 #include <signal.h>
 #include <time.h>
 
@@ -101,7 +100,8 @@ static bool drain(ra_lane *lane, double seconds) {
     const double until = ra_seconds() + seconds;
     bool passed = false;
     if (lane->copies->record(&lane->queue, &lane->in) != RA_OK) return true; /* the device has failed: nothing runs */
-    while (lane->copies->passed(lane->in, &passed) == RA_OK && !passed && ra_seconds() < until) sched_yield();
+    while (lane->copies->passed(lane->in, &passed) == RA_OK && !passed && ra_seconds() < until)
+        nanosleep(&(struct timespec){.tv_nsec = 100000}, NULL);
     return passed;
 }
 

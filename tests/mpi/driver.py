@@ -201,8 +201,15 @@ def gpu_faults(directory):
             if any(job.report(rank)["note"] != lane for rank in range(job.ranks) if rank != victim):
                 fail(job, f"a rank did not use {lane}")
 
+    def knowing_first(failures):
+        """NCCL may know first that a rank is lost, but not which."""
+        for failure in failures:
+            early = {**on_gpus(directory, "nccl"), "RINGATTN_STAND_IN_NCCL": f"{failure}:0:6"}  # in backward
+            judge(Job(directory, 2, "fault", 1, -1, "kill", "backward", variables=early), 1, "kill")
+
     for begin in range(0, len(matrix), at_once):
         patiently(some, matrix[begin:begin + at_once])
+    patiently(knowing_first, ("fails", "refuses"))
     left = {name for name in set(os.listdir("/dev/shm")) - before if "ringattn" in name}
     if left:
         sys.exit(f"FAILED: left in /dev/shm: {left}")

@@ -8,6 +8,7 @@
  *     starts     it never joins
  *     stuck      its kernels never end, until they are aborted
  *     fails      the same, and it says so
+ *     refuses    it takes no groups
  *     slow       as stuck, and an abort takes three seconds
  *     other      it is of another version */
 #include <fcntl.h>
@@ -174,6 +175,10 @@ RA_API int ncclGroupEnd(void) {
         return SUCCESS;
     }
     comm *c = g->comm;
+    if (is_faulty("refuses", c->rank, c->number)) {
+        free(g);
+        return REMOTE_ERROR;
+    }
     pthread_mutex_lock(&c->mutex);
     g->number = c->number++;
     c->pending = g;
