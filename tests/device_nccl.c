@@ -79,7 +79,7 @@ static void call_by_hand(void *arg, int rank) {
 }
 
 /* Runs it with a fault of the stand-in's (tests/stand_in/nccl.c). */
-static hand *run_with(const char *fault) {
+static hand *run_by(const char *fault, void (*work)(void *arg, int rank)) {
     static hand h;
     h = (hand){0};
     for (int rank = 0; rank < RANKS; rank++)
@@ -87,9 +87,11 @@ static hand *run_with(const char *fault) {
     setenv("RINGATTN_STAND_IN_NCCL", fault, 1);
     test_ring_open(&h.ring, RANKS, TEST_CUSTOM);
     for (int rank = 0; rank < RANKS; rank++) assert_int_equal(ra_comm_set_timeout(h.ring.comms[rank], timeout, timeout), RA_OK);
-    test_ring_each(&h.ring, call_by_hand, &h);
+    test_ring_each(&h.ring, work, &h);
     return &h;
 }
+
+static hand *run_with(const char *fault) { return run_by(fault, call_by_hand); }
 
 static void end(hand *h) {
     test_ring_close(&h->ring);
@@ -113,6 +115,28 @@ static void expect_no_numbers(const hand *h) {
 static void expect_numbers(hand *h, const hand *right) {
     for (int rank = 0; rank < RANKS; rank++) assert_int_equal(ra_cuda_synchronize(&h->out[rank]), RA_OK);
     assert_memory_equal(h->out, right->out, sizeof h->out);
+}
+
+static void call_and_leave(void *arg, int rank) {
+    hand *h = arg;
+    call_by_hand(arg, rank);
+    ra_comm_destroy(h->ring.comms[rank]);
+    h->ring.comms[rank] = NULL;
+}
+
+/* What a rank has sent may still be on its way when the rank is through. */
+static void a_rank_that_leaves_first_takes_nothing_with_it(void **state) {
+    (void)state;
+    static hand first;
+    for (int round = 0; round < 20; round++) {
+        hand *h = run_by("", call_and_leave);
+        for (int rank = 0; rank < RANKS; rank++)
+            if (h->status[rank] != RA_OK) fail_msg("rank %d: %s", rank, h->error[rank]);
+        for (int rank = 0; rank < RANKS; rank++) assert_int_equal(ra_cuda_synchronize(&h->out[rank]), RA_OK);
+        if (round == 0) memcpy(first.out, h->out, sizeof first.out);
+        expect_numbers(h, &first);
+        end(h);
+    }
 }
 
 static void a_kernel_that_never_ends_is_a_timeout(void **state) {
@@ -174,6 +198,7 @@ int main(void) {
     setenv("RINGATTN_LANE", "nccl", 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nccl_gives_the_same_bits),
+        cmocka_unit_test(a_rank_that_leaves_first_takes_nothing_with_it),
         cmocka_unit_test(a_kernel_that_never_ends_is_a_timeout),
         cmocka_unit_test(a_failure_that_no_rank_has_died_of_is_told_by_the_rank_that_has_it),
         cmocka_unit_test(ranks_for_whom_nccl_does_not_start_stage_or_say_why_not),
