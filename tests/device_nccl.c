@@ -7,8 +7,8 @@
 
 #include "core/clock.h"
 #include "device_case.h"
-#include "patience.h"
 #include "ringattn_cuda.h"
+#include "support_patience.h"
 
 /* Direct, and by NCCL over a caller's transport. */
 static void nccl_gives_the_same_bits(void **state) {
@@ -43,7 +43,7 @@ static void nccl_gives_the_same_bits(void **state) {
 
 enum { ROWS = 16, HEADS = 2, DIM = 16, NUMBERS = ROWS * HEADS * DIM, RANKS = 3 };
 
-static const double timeout = 0.4 * PATIENCE;
+static double timeout; /* of the rings */
 
 /* A ring of RANKS in which NCCL fails in some way. */
 typedef struct hand {
@@ -145,7 +145,7 @@ static void a_kernel_that_never_ends_is_a_timeout(void **state) {
         char fault[32];
         snprintf(fault, sizeof fault, "stuck:1:%d", (int)number);
         hand *h = run_with(fault);
-        expect(h, RA_TIMEOUT, "their devices have waited for each other for", timeout + 1 + 0.5 * PATIENCE);
+        expect(h, RA_TIMEOUT, "their devices have waited for each other for", timeout + 1 + 0.5 * test_patience());
         expect_no_numbers(h);
         end(h);
     }
@@ -154,7 +154,7 @@ static void a_kernel_that_never_ends_is_a_timeout(void **state) {
 static void a_failure_that_no_rank_has_died_of_is_told_by_the_rank_that_has_it(void **state) {
     (void)state;
     hand *h = run_with("fails:1:2");
-    expect(h, RA_DEVICE, "NCCL failed: remote process error: the stand-in says so", timeout + 1.5 + 0.5 * PATIENCE);
+    expect(h, RA_DEVICE, "NCCL failed: remote process error: the stand-in says so", timeout + 1.5 + 0.5 * test_patience());
     for (int rank = 0; rank < RANKS; rank++) assert_true(rank == 1 || strstr(h->error[rank], "rank 1 gave up"));
     expect_no_numbers(h);
     end(h);
@@ -184,7 +184,7 @@ static void ranks_for_whom_nccl_does_not_start_stage_or_say_why_not(void **state
 static void an_abort_that_takes_too_long_is_not_waited_for(void **state) {
     (void)state;
     hand *h = run_with("slow:1:2");
-    expect(h, RA_TIMEOUT, "their devices have waited for each other for", timeout + 1 + 0.5 * PATIENCE);
+    expect(h, RA_TIMEOUT, "their devices have waited for each other for", timeout + 1 + 0.5 * test_patience());
     const double begin = ra_seconds();
     ra_comm_destroy(h->ring.comms[1]);
     assert_true(ra_seconds() - begin < 2 * timeout + 1);
@@ -204,5 +204,6 @@ int main(void) {
         cmocka_unit_test(ranks_for_whom_nccl_does_not_start_stage_or_say_why_not),
         cmocka_unit_test(an_abort_that_takes_too_long_is_not_waited_for),
     };
-    return cmocka_run_group_tests_name("rings by NCCL", tests, NULL, NULL);
+    timeout = 0.4 * test_patience();
+    return test_run_patiently("device_nccl", tests, sizeof tests / sizeof *tests, 0.4);
 }

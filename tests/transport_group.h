@@ -14,7 +14,6 @@
 #include <string.h>
 #include <time.h>
 
-#include "patience.h"
 #include "support_fault.h"
 #include "support_patience.h"
 #include "transport/link.h"
