@@ -140,8 +140,8 @@ static void a_rank_that_is_through_with_a_call_and_leaves_harms_nobody(void **st
     g.links[1] = NULL;
     sleep_for(2 * timeout + RA_LINK_GRACE);
     for (int rank = 0; rank < 3; rank += 2) {
-        assert_true(ra_link_poll(g.links[rank]));
-        assert_int_equal(ra_link_status(g.links[rank]), RA_OK);
+        ra_link_poll(g.links[rank]);
+        if (ra_link_status(g.links[rank]) != RA_OK) fail_msg("rank %d: %s", rank, ra_last_error());
     }
     group_close(&g);
 }
