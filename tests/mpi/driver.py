@@ -198,8 +198,9 @@ def gpu_faults(directory):
             jobs.append((Job(directory, ranks, "fault", victim, step, how, direction, variables=slow), victim, how, lane))
         for job, victim, how, lane in jobs:
             judge(job, victim, how)
-            if any(job.report(rank)["note"] != lane for rank in range(job.ranks) if rank != victim):
-                fail(job, f"a rank did not use {lane}")
+            for rank in set(range(job.ranks)) - {victim}:
+                if job.report(rank)["note"] != lane:
+                    fail(job, f"rank {rank} did not use {lane}: {job.report(rank)}")
 
     def knowing_first(failures):
         """NCCL may know first that a rank is lost, but not which."""
