@@ -389,9 +389,9 @@ static void start_fault(void *fault_ctx, const ra_fault *fault) {
     else CHECK(pthread_create(&thread, NULL, signal_late, &late) == 0);
 }
 
-/* *seconds: from the beginning of the pass with the fault to the end of the call that fails. */
+/* *seconds: from the beginning of the pass with the fault to the end of the call that fails; *lane: how payload travelled. */
 static ra_status forward_and_backward(ra_comm *comm, bool backward_fault, void *fault_ctx, const ra_fault *fault,
-                                      double *seconds) {
+                                      double *seconds, const char **lane) {
     test_case c;
     small_case(&c);
     test_data data = test_data_create(&c);
@@ -414,6 +414,7 @@ static ra_status forward_and_backward(ra_comm *comm, bool backward_fault, void *
     double begin = seconds_now();
     status = ra_forward(plan, &forward);
     *seconds = seconds_now() - begin;
+    *lane = lane_of(comm); /* not later: a rank that is told of the fault while its lane grows for backward has none */
     if (status != RA_OK) { /* a rank that was through before this one has failed in the next call already */
         check_void(outputs, 1);
         return status;
@@ -455,8 +456,8 @@ static void faulty(int who, int step, const char *how, bool backward) {
         .kind = RA_FAULT_SIGNAL, .sends = true, .nth = step, .signal = strcmp(how, "kill") == 0 ? SIGKILL : SIGSTOP};
     if (strcmp(how, "error") == 0) fault = (ra_fault){.kind = RA_FAULT_FAIL, .sends = true, .nth = step, .status = RA_NOMEM};
     double seconds = 0;
-    ra_status status = forward_and_backward(comm, backward, fault_ctx, rank_of == who ? &fault : NULL, &seconds);
-    const char *note = lane_of(comm);
+    const char *note = "";
+    ra_status status = forward_and_backward(comm, backward, fault_ctx, rank_of == who ? &fault : NULL, &seconds, &note);
     ra_comm_destroy(comm);
     if (on_gpu) CHECK(mappings() <= 1); /* one, if MPI does not let go of a message */
     report(status, seconds, note);
