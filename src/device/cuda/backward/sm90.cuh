@@ -272,6 +272,11 @@ __device__ __forceinline__ void add_stored(const float *from, float *x) {
     x[0] = a + x[0], x[1] = b + x[1], x[2] = c + x[2], x[3] = d + x[3];
 }
 
+__device__ __forceinline__ void reduce_pair(float *to, float x, float y) {
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "f"(x), "f"(y)
+                 : "memory");
+}
+
 /* A warp's 16 rows of a product's accumulators, times scale, as 16-bit rows of vectors: this thread's rows go to `to` and 8
  * `step` further, if they are valid. `columns` of them exist. */
 template <typename T, int N>
@@ -292,7 +297,8 @@ __device__ __forceinline__ void write_scaled(T *to, int64_t step, const float *o
     }
 }
 
-/* The same, added to rows of f32 sums. */
+/* The same, added to rows of f32 sums. Nobody else adds to them meanwhile, so that a reduction, which waits for no load,
+ * gives the same bits as a sum would. */
 template <int N>
 __device__ __forceinline__ void add_scaled(float *to, int64_t step, const float *o, float scale, bool valid, bool valid8,
                                            int columns) {
@@ -300,12 +306,9 @@ __device__ __forceinline__ void add_scaled(float *to, int64_t step, const float 
 #pragma unroll
     for (int r = 0; r < 2; r++, to += 8 * step) {
 #pragma unroll
-        for (int g = 0; g < N / 8; g++) {
-            if (!(r ? valid8 : valid) || g * 8 >= columns) continue;
-            float2 *at = reinterpret_cast<float2 *>(to + g * 8 + quad * 2), x = *at;
-            x.x = fmaf(o[g * 4 + 2 * r], scale, x.x), x.y = fmaf(o[g * 4 + 2 * r + 1], scale, x.y);
-            *at = x;
-        }
+        for (int g = 0; g < N / 8; g++)
+            if ((r ? valid8 : valid) && g * 8 < columns)
+                reduce_pair(to + g * 8 + quad * 2, o[g * 4 + 2 * r] * scale, o[g * 4 + 2 * r + 1] * scale);
     }
 }
 /* To results or sums, `at` elements from their start. */
