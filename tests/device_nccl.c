@@ -117,6 +117,22 @@ static void expect_numbers(hand *h, const hand *right) {
     assert_memory_equal(h->out, right->out, sizeof h->out);
 }
 
+/* Two buckets over two hops, K and V of half a rank's rows each. */
+static void a_lane_by_nccl_can_be_told_to_be_slow(void **state) {
+    (void)state;
+    const double bytes = 4 * 2 * (ROWS / 2) * HEADS * DIM * sizeof(float), seconds = 0.2;
+    char rate[32];
+    snprintf(rate, sizeof rate, "%g", 1e-9 * bytes / seconds);
+    setenv("RINGATTN_LANE_RATE", rate, 1);
+    hand *h = run_with("");
+    unsetenv("RINGATTN_LANE_RATE");
+    for (int rank = 0; rank < RANKS; rank++) {
+        assert_int_equal(h->status[rank], RA_OK);
+        assert_true(h->seconds[rank] >= seconds); /* a call by NCCL ends when its last message has come */
+    }
+    end(h);
+}
+
 static void call_and_leave(void *arg, int rank) {
     hand *h = arg;
     call_by_hand(arg, rank);
@@ -198,6 +214,7 @@ int main(void) {
     setenv("RINGATTN_LANE", "nccl", 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(nccl_gives_the_same_bits),
+        cmocka_unit_test(a_lane_by_nccl_can_be_told_to_be_slow),
         cmocka_unit_test(a_rank_that_leaves_first_takes_nothing_with_it),
         cmocka_unit_test(a_kernel_that_never_ends_is_a_timeout),
         cmocka_unit_test(a_failure_that_no_rank_has_died_of_is_told_by_the_rank_that_has_it),
