@@ -123,7 +123,7 @@ static long long injections;
 
 #define LONGEST 10.0 /* seconds: a rank that cannot say so is missed after half a second, the timeout is 30 */
 
-enum { GPU_DIRECT = 3, GPU_STAGED = 4 }; /* variants on the stand-in GPU, by lane */
+enum { GPU_DIRECT = 3, GPU_STAGED = 4, GPU_OFFLOAD = 5 }; /* variants on the stand-in GPU: by lane, and without one */
 
 static void job_init(job *j, int ranks, test_transport transport, int variant) {
     memset(j, 0, sizeof *j);
@@ -143,6 +143,8 @@ static void job_init(job *j, int ranks, test_transport transport, int variant) {
     desc->threads = variant == 2 ? 2 : 1;
     desc->device = variant >= GPU_DIRECT ? RA_DEVICE_CUDA : RA_DEVICE_CPU;
     desc->checksum = variant == GPU_STAGED;
+    desc->offload = variant == GPU_OFFLOAD;
+    if (desc->offload) desc->bucket = 8;
     test_case_link(&j->c);
     for (int rank = 0; rank < ranks; rank++) {
         j->memory[rank] = calloc(24 * 2 * 9 * 8, sizeof(float));
@@ -156,8 +158,9 @@ static void inject_everywhere(int ranks, test_transport transport, int variant) 
     char text[2048];
     for (int lasting = 0; lasting < 2; lasting++) {
         long long tolerated = 0, tried = 0;
+        const bool many = ranks > 2 || (ranks > 1 && variant >= GPU_DIRECT);
         atomic_store(&for_good, lasting);
-        const int step = lasting && (ranks > 2 || variant >= GPU_DIRECT) && !test_long() ? 5 : 1;
+        const int step = lasting && many && !test_long() ? 5 : 1;
         for (long long number = 1, disturbed = 0;;) {
             assert_int_equal(atomic_load(&live), 0);
             atomic_store(&asked, 0);
@@ -227,6 +230,7 @@ static void a_ring_of_gpus_survives_every_failing_allocation(void **state) {
     setenv("RINGATTN_MODULE_PATH", STAND_IN, 1);
     inject_everywhere(2, TEST_THREADS, GPU_DIRECT);
     inject_everywhere(2, TEST_THREADS, GPU_STAGED);
+    inject_everywhere(1, TEST_SELF, GPU_OFFLOAD);
 }
 
 /* Workers of four numbers are kept, and one more takes the place of those that rested longest. */
