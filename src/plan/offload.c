@@ -7,15 +7,17 @@
 #include "plan/plan.h"
 
 /* A block of q is large enough to keep a GPU's tiles busy at this many bytes, and the sequence has some blocks, so that copies
- * run beside steps. While a block of fewer rows is computed, the next one would not arrive. */
+ * run beside steps. The time of a stage grows with the square of a block's rows, that of its copies with the rows: at the rates
+ * of an H200 they are equal at 10,000 rows forward and 17,000 backward, where sums come and go, too. Blocks have some times as
+ * many rows, or copies would not be hidden where steps are shorter, as under a causal mask. */
 #define BLOCK_BYTES ((int64_t)256 << 20)
 #define FEW_BLOCKS 8
-#define LEAST_ROWS 16384
+static const int64_t least_rows[2] = {32768, 65536};
 
-static int64_t usual_rows(const ra_config *c) {
+static int64_t usual_rows(const ra_config *c, bool backward) {
     const int64_t row = ra_max(1, c->batch * c->heads * c->head_dim * (int64_t)ra_dtype_size(c->dtype));
     const int64_t some = ra_ceil_div(ra_max(c->seq_q, c->seq_k), FEW_BLOCKS);
-    return ra_min(ra_max(LEAST_ROWS, some), ra_max(256, BLOCK_BYTES / row / 256 * 256));
+    return ra_min(ra_max(least_rows[backward], some), ra_max(256, BLOCK_BYTES / row / 256 * 256));
 }
 
 /* Of a block of so many rows. */
@@ -44,7 +46,7 @@ static ra_workspace workspace_of(const ra_plan *plan, int64_t rows_q, int64_t ro
 
 static ra_status cut(ra_plan *plan, bool backward, ra_workspace *w, ra_blocks *blocks) {
     const ra_config *c = &plan->config;
-    for (int64_t rows = c->bucket > 0 ? c->bucket : usual_rows(c);; rows = ra_ceil_div(rows, 2)) {
+    for (int64_t rows = c->bucket > 0 ? c->bucket : usual_rows(c, backward);; rows = ra_ceil_div(rows, 2)) {
         const int64_t count = ra_max(1, ra_ceil_div(ra_max(c->seq_q, c->seq_k), rows));
         *w = workspace_of(plan, ra_ceil_div(c->seq_q, count), ra_ceil_div(c->seq_k, count), backward);
         if (c->memory_limit == 0 || w->total <= c->memory_limit) return ra_blocks_create(&plan->arena, c, rows, blocks);
