@@ -18,7 +18,7 @@ typedef struct plan_view {
     machine machine;
     ra_rank_summary *rank; /* [ranks] */
     plan_totals totals;
-    double predicted; /* seconds */
+    double predicted; /* seconds, of the slowest rank */
     fit_result fit;
     char layout[16], schedule[16];
 } plan_view;
@@ -34,11 +34,10 @@ static double rank_seconds(const plan_view *p, const ra_rank_summary *r) {
 
 static ra_status look(plan_view *p) {
     RA_TRY(plan_ranks(p->desc, p->ranks, &p->rank));
-    for (int i = 0; i < p->ranks; i++) {
-        plan_add(&p->totals, &p->rank[i], p->backward);
-        double seconds = rank_seconds(p, &p->rank[i]);
-        if (seconds > p->predicted) p->predicted = seconds;
-    }
+    for (int i = 0; i < p->ranks; i++) plan_add(&p->totals, &p->rank[i], p->backward);
+    machine_prediction all;
+    machine_predict_from(&p->machine, p->desc, p->ranks, p->rank, &all);
+    p->predicted = (p->forward ? all.forward : 0) + (p->backward ? all.backward : 0);
     plan_finish(&p->totals, p->desc);
     snprintf(p->layout, sizeof p->layout, "%s", option_word(OPT_LAYOUT, 1 + (int)p->desc->layout));
     snprintf(p->schedule, sizeof p->schedule, "%s", option_word(OPT_SCHEDULE, (int)p->rank[0].schedule));
@@ -48,10 +47,11 @@ static ra_status look(plan_view *p) {
 /* --------------------------------------------------------------------------------------------------------------- JSON */
 
 static json_t *rank_json(const plan_view *p, const ra_rank_summary *r) {
-    return json_pack("{s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "rank", (int)r->rank, "rows", (json_int_t)r->rows_q,
+    return json_pack("{s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "rank", (int)r->rank, "rows", (json_int_t)r->rows_q,
                      "rows_k", (json_int_t)r->rows_k, "pairs", (json_int_t)r->pairs, "bytes_sent", (json_int_t)r->bytes_sent,
                      "bytes_sent_backward", (json_int_t)r->bytes_sent_backward, "hops", (json_int_t)r->hops, "items",
-                     (json_int_t)r->items, "memory_bytes", (json_int_t)summary_bytes(r, p->backward));
+                     (json_int_t)r->items, "memory_bytes", (json_int_t)summary_bytes(r, p->backward),
+                     "predicted_ms", 1e3 * rank_seconds(p, r));
 }
 
 static ra_status scaling_json(const plan_view *p, bool weak, json_t **result) {
@@ -82,7 +82,9 @@ static ra_status report_json(const plan_view *p) {
                   "balance", p->totals.balance, "holes", json_number(p->totals.hole_share), "predicted_ms", p->predicted * 1e3,
                   "machine", json_text(p->machine.name), "pass", p->forward ? p->backward ? "both" : "fwd" : "bwd", "ranks",
                   ranks);
-    json_object_set_new(o, "predicted_by", json_string("a model of rates and links, not a measurement"));
+    char model[256];
+    snprintf(model, sizeof model, "a model, not a measurement; %s", p->machine.basis);
+    json_object_set_new(o, "predicted_by", json_string(model));
     if (p->s->fit) json_object_set_new(o, "fit", fit_json(p));
     if (p->s->given[OPT_MACHINE]) {
         json_t *strong = NULL, *weak = NULL;
@@ -110,8 +112,9 @@ static ra_status print_scaling(const plan_view *p) {
     machine_scaling strong[MACHINE_SCALING_ROWS], weak[MACHINE_SCALING_ROWS];
     RA_TRY(machine_scale(&p->machine, p->desc, p->forward, p->backward, 0, strong));
     RA_TRY(machine_scale(&p->machine, p->desc, p->forward, p->backward, ra_max(1, p->desc->seq_k / p->ranks), weak));
-    printf("\npredicted scaling on %s (a model, not a measurement)\n  %5s  %12s  %10s    %16s  %12s  %10s\n",
-           p->machine.name, "ranks", "this length", "efficiency", "growing length", "time", "efficiency");
+    printf("\npredicted scaling on %s (a model, not a measurement; %s)\n", p->machine.name, p->machine.basis);
+    printf("  %5s  %12s  %10s    %16s  %12s  %10s\n", "ranks", "this length", "efficiency", "growing length", "time",
+           "efficiency");
     for (int i = 0; i < MACHINE_SCALING_ROWS; i++)
         printf("  %5d  %12s  %8.1f %%    %16lld  %12s  %8.1f %%\n", strong[i].ranks, show_seconds(strong[i].seconds),
                100 * strong[i].efficiency, (long long)weak[i].seq, show_seconds(weak[i].seconds), 100 * weak[i].efficiency);
@@ -161,7 +164,8 @@ static ra_status plan_settings(plan_view *p, settings *chosen) {
     }
     RA_TRY(describe(chosen, chosen->seq.values[0], p->ranks, &d));
     p->desc = &d.desc;
-    ra_status status = check_memory_limit(p->s, &d.desc, p->ranks, p->backward);
+    ra_status status = machine_suits(&p->machine, &d.desc);
+    if (status == RA_OK) status = check_memory_limit(p->s, &d.desc, p->ranks, p->backward);
     if (status == RA_OK) status = look(p);
     if (status == RA_OK && p->s->fit && open)
         snprintf(p->rank[0].reason, sizeof p->rank[0].reason, "ring: needs least memory; bucket %lld: %s",

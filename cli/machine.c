@@ -1,25 +1,62 @@
-/* An alpha-beta model. A rank's time is the larger of computing (attended pairs over its measured rate) and exchanging (hops
- * times alpha, bytes over bandwidth), because the one hides behind the other; the first exchange of a bucket has nothing to
- * hide behind. */
+/* An alpha-beta model. A rank's time is the larger of computing and exchanging (hops times alpha, bytes over bandwidth),
+ * because the one hides behind the other; the first exchange of a bucket has nothing to hide behind.
+ *
+ * Computing takes as long as all attended pairs do at the machine's rate, and some keys more for every visit of a query row:
+ * its first keys fill a pipeline, and where it has a running state (a ring, offload) that is read and written, and becomes a
+ * result in the end. */
 #include "machine.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "core/dtype.h"
 #include "core/size.h"
 #include "core/status.h"
 
-/* Rates are useful flop/s of attention itself, not peaks: two AVX2 cores. The link is a copy between threads. */
+/* One H200. Long sequences give the rates, segments of 512 to 2048 rows the keys of a visit (bench/results/h200.md), two ranks
+ * that share the GPU those of a state, and a rank of a billion dilated tokens those of its begin and end. */
+#define H200                                                                                                                   \
+    .flops = {0, 5.7e14, 5.7e14, 0}, .backward_share = 0.81, .wide_share = {1.25, 1.17}, .visit_keys = {200, 350},        \
+    .state_keys = {500, 550}, .end_keys = {1200, 2900}, .host_bytes_per_second = 5.5e10
+
+/* Rates are useful flop/s of attention itself, not peaks. The laptop: two AVX2 cores; its link is a copy between threads. */
 static const machine presets[] = {
-    {"laptop", {4e10, 4e10, 4e10, 4e9}, 0.8, 1024, {2e-6, 8e9}, {2e-6, 8e9}},
+    {.name = "laptop",
+     .basis = "rates as measured on two AVX2 cores",
+     .flops = {4e10, 4e10, 4e10, 4e9},
+     .backward_share = 0.8,
+     .wide_share = {1, 1},
+     .ranks_per_node = 1024,
+     .inside = {2e-6, 8e9},
+     .between = {2e-6, 8e9}},
+    {.name = "h200",
+     .basis = "rates as measured on one H200, which all ranks share",
+     H200,
+     .ranks_per_node = 1024,
+     .inside = {2e-5, 9.5e11},
+     .between = {2e-5, 9.5e11},
+     .shared = true},
+    {.name = "h200x8",
+     .basis = "rates as measured on one H200; links not measured: NVLink at 80 % of its data sheet",
+     H200,
+     .ranks_per_node = 1024,
+     .inside = {2e-5, 3.6e11},
+     .between = {2e-5, 3.6e11}},
+    {.name = "h200x64",
+     .basis = "rates as measured on one H200; links not measured: nodes of 8, NVLink and 400 Gb/s a GPU, 80 % of data sheets",
+     H200,
+     .ranks_per_node = 8,
+     .inside = {2e-5, 3.6e11},
+     .between = {5e-5, 4e10}},
 };
+enum { PRESETS = sizeof presets / sizeof *presets };
 
-/* Machines on which no ring has been measured yet, so that there is nothing to predict from. */
-static const char *const to_come[] = {"h200x8", "h200x64"};
+/* ------------------------------------------------------------------------------------------------------------------ files */
 
-static ra_status positive(json_t *root, const char *path, const char *file, double *value) {
+static json_t *find(json_t *root, const char *path) {
     char part[32];
     json_t *at = root;
     for (const char *p = path; *p && at; p += *p == '.') {
@@ -28,8 +65,23 @@ static ra_status positive(json_t *root, const char *path, const char *file, doub
         at = json_object_get(at, part);
         p += length;
     }
+    return at;
+}
+
+static ra_status positive(json_t *root, const char *path, const char *file, double *value) {
+    json_t *at = find(root, path);
     if (!json_is_number(at) || !(json_number_value(at) > 0))
         return ra_fail(RA_IO, "%s: %s is missing, or is not a number above 0", file, path);
+    *value = json_number_value(at);
+    return RA_OK;
+}
+
+/* One that may be missing. */
+static ra_status optional(json_t *root, const char *path, const char *file, double *value) {
+    json_t *at = find(root, path);
+    if (!at) return RA_OK;
+    if (!json_is_number(at) || !(json_number_value(at) >= 0))
+        return ra_fail(RA_IO, "%s: %s is not a number from 0 on", file, path);
     *value = json_number_value(at);
     return RA_OK;
 }
@@ -44,32 +96,34 @@ static ra_status read_fields(json_t *root, const char *file, machine *m) {
     RA_TRY(positive(root, "inside.bytes_per_second", file, &m->inside.bytes_per_second));
     RA_TRY(positive(root, "between.seconds", file, &m->between.seconds));
     RA_TRY(positive(root, "between.bytes_per_second", file, &m->between.bytes_per_second));
+    m->wide_share[0] = m->wide_share[1] = 1;
+    RA_TRY(optional(root, "visit_keys", file, &m->visit_keys[0]));
+    RA_TRY(optional(root, "state_keys", file, &m->state_keys[0]));
+    RA_TRY(optional(root, "end_keys", file, &m->end_keys[0]));
+    RA_TRY(optional(root, "host_bytes_per_second", file, &m->host_bytes_per_second));
+    m->visit_keys[1] = m->visit_keys[0];
+    m->state_keys[1] = m->state_keys[0];
+    m->end_keys[1] = m->end_keys[0];
     m->ranks_per_node = ranks < 1e9 ? (int64_t)ranks : 1000000000;
     if (m->ranks_per_node < 1) return ra_fail(RA_IO, "%s: ranks_per_node is below 1", file);
     return RA_OK;
 }
 
-const char *machine_names(void) { return "laptop"; }
+const char *machine_names(void) { return "laptop h200 h200x8 h200x64"; }
 
 ra_status machine_find(const char *name, machine *m) {
-    for (size_t i = 0; i < sizeof presets / sizeof *presets; i++)
+    for (int i = 0; i < PRESETS; i++)
         if (strcmp(name, presets[i].name) == 0) {
             *m = presets[i];
             return RA_OK;
         }
-    for (size_t i = 0; i < sizeof to_come / sizeof *to_come; i++)
-        if (strcmp(name, to_come[i]) == 0)
-            return ra_fail(RA_NOT_AVAILABLE,
-                           "--machine %s is not available: no ring of GPUs has been measured yet; a JSON file describes "
-                           "any machine",
-                           name);
     bool looks_like_file = strchr(name, '.') || strchr(name, '/') || access(name, F_OK) == 0;
     if (!looks_like_file)
-        return ra_fail(RA_INVALID, "--machine %.60s is neither laptop nor a JSON file", name);
+        return ra_fail(RA_INVALID, "--machine %.60s is none of laptop, h200, h200x8, h200x64, nor a JSON file", name);
     json_error_t error;
     json_t *root = json_load_file(name, JSON_REJECT_DUPLICATES, &error);
     if (!root) return ra_fail(RA_IO, "%s: %s", name, error.text);
-    memset(m, 0, sizeof *m);
+    *m = (machine){.basis = "rates and links from a file"};
     json_t *title = json_object_get(root, "name");
     snprintf(m->name, sizeof m->name, "%s", json_is_string(title) ? json_string_value(title) : name);
     ra_status status = read_fields(root, name, m);
@@ -77,30 +131,104 @@ ra_status machine_find(const char *name, machine *m) {
     return status;
 }
 
+ra_status machine_suits(const machine *m, const ra_attention_desc *desc) {
+    if (m->flops[desc->dtype] > 0) return RA_OK;
+    return ra_fail(RA_NOT_AVAILABLE, "--machine %s has no measured rate for %s: try --dtype bf16", m->name,
+                   ra_dtype_name(desc->dtype));
+}
+
+/* ------------------------------------------------------------------------------------------------------------- predicting */
+
+/* Does every row of the rank meet all of its keys at once, so that it needs no running state? */
+static bool meets_at_once(const ra_attention_desc *desc, const ra_rank_summary *r) {
+    const bool mixed = desc->combine == RA_COMBINE_MIX && desc->branches > 1;
+    return r->hops == 0 && !mixed && !desc->offload && desc->query_placement == RA_SHARDED;
+}
+
+/* As many keys as the visits of query rows cost. A row that meets its keys at once is visited once, others for each bucket; the
+ * two runs of a zigzag shard share a bucket. */
+static double keys_of_visits(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *r,
+                             bool backward) {
+    const double rows = (double)desc->batch * (double)r->rows_q * (double)desc->heads;
+    const double used = rows - (r->holes > 0 ? (double)r->holes : 0);
+    if (meets_at_once(desc, r)) return used * m->visit_keys[backward];
+    const double bucket = (double)r->bucket / (desc->layout == RA_LAYOUT_ZIGZAG && ranks > 1 ? 2 : 1);
+    const double visits = fmax(used, bucket > 0 ? (double)r->pairs / bucket : 0);
+    return visits * (m->visit_keys[backward] + m->state_keys[backward]) + rows * m->end_keys[backward];
+}
+
+static double compute_seconds(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *r,
+                              bool backward) {
+    const double wide = desc->head_dim > 64 ? m->wide_share[backward] : 1;
+    const double rate = m->flops[desc->dtype] * (backward ? m->backward_share : 1) * wide;
+    const double keys = (double)r->pairs + keys_of_visits(m, desc, ranks, r, backward);
+    return keys * (backward ? 10 : 4) * (double)desc->head_dim / rate;
+}
+
+/* Seconds of all copies between host and device, and of those that nothing hides: the first block in, and the last out. */
+static double offload_seconds(const machine *m, const ra_attention_desc *desc, const ra_rank_summary *r, bool backward,
+                              double *bare) {
+    const double size = (double)ra_dtype_size(desc->dtype), sum = size < 4 ? 4 : size;
+    const double rows = (double)ra_min(ra_max(desc->seq_q, desc->seq_k), ra_max(1, r->bucket));
+    const double blocks = (double)desc->seq_q / rows;
+    const double q = (double)desc->batch * (double)desc->heads * (double)desc->head_dim,
+                 k = (double)desc->batch * (double)(desc->kv_heads ? desc->kv_heads : desc->heads) * (double)desc->head_dim;
+    const double of_queries = rows * q * size * (backward ? 4 : 2), of_keys = rows * k * 2 * (size + (backward ? 2 * sum : 0));
+    *bare = 0;
+    if (m->host_bytes_per_second == 0) return 0;
+    *bare = (of_queries + of_keys) / m->host_bytes_per_second;
+    return (blocks * of_queries + (double)r->hops * of_keys) / m->host_bytes_per_second;
+}
+
+static double exchange_seconds(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *r,
+                               bool backward, double *bare) {
+    if (desc->offload) return offload_seconds(m, desc, r, backward, bare);
+    const machine_link *link = ranks > m->ranks_per_node ? &m->between : &m->inside; /* a ring is as fast as its slowest link */
+    const double bytes = (double)(backward ? r->bytes_sent_backward : r->bytes_sent);
+    const double all = (double)r->hops * link->seconds + bytes / link->bytes_per_second;
+    *bare = r->hops > 0 ? all / (double)r->hops : 0;
+    return all;
+}
+
 double machine_rank_seconds(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *r,
                             bool backward) {
-    double rate = m->flops[desc->dtype] * (backward ? m->backward_share : 1);
-    double compute = (double)r->pairs * (backward ? 10 : 4) * (double)desc->head_dim / rate;
-    const machine_link *link = ranks > m->ranks_per_node ? &m->between : &m->inside; /* a ring is as fast as its slowest link */
-    double bytes = (double)(backward ? r->bytes_sent_backward : r->bytes_sent);
-    double exchange = (double)r->hops * link->seconds + bytes / link->bytes_per_second;
-    double first = r->hops > 0 ? exchange / (double)r->hops : 0;
-    return (compute > exchange ? compute : exchange) + (compute < first ? compute : first);
+    double bare, compute = compute_seconds(m, desc, ranks, r, backward),
+                 exchange = exchange_seconds(m, desc, ranks, r, backward, &bare);
+    return fmax(compute, exchange) + fmin(compute, bare);
+}
+
+/* From the summaries of `count` of all ranks. */
+static void predict(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *some, int count,
+                    machine_prediction *p) {
+    *p = (machine_prediction){0};
+    double *passes[2] = {&p->forward, &p->backward}, computing[2] = {0, 0};
+    for (int i = 0; i < count; i++) {
+        for (int backward = 0; backward < 2; backward++) {
+            *passes[backward] = fmax(*passes[backward], machine_rank_seconds(m, desc, ranks, &some[i], backward));
+            computing[backward] += compute_seconds(m, desc, ranks, &some[i], backward) * (double)ranks / count;
+        }
+        p->pairs += (double)some[i].pairs / count;
+    }
+    /* On one device ranks take turns, and what one of them waits for, the others hide. */
+    for (int backward = 0; backward < 2 && m->shared; backward++)
+        *passes[backward] = fmax(*passes[backward], computing[backward]);
+}
+
+void machine_predict_from(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *all,
+                          machine_prediction *p) {
+    predict(m, desc, ranks, all, ranks, p);
 }
 
 ra_status machine_predict(const machine *m, const ra_attention_desc *desc, int ranks, machine_prediction *p) {
-    int64_t looks = ra_min(ranks, ranks > 64 ? 4 : 16); /* the first and the last rank among them */
-    *p = (machine_prediction){0};
+    enum { MOST = 16 };
+    ra_rank_summary some[MOST];
+    const int looks = (int)ra_min(ranks, ranks > 64 ? 4 : MOST); /* the first and the last rank among them */
     for (int64_t i = 0; i < looks; i++) {
         int rank = looks > 1 ? (int)(i * (ranks - 1) / (looks - 1)) : 0;
-        ra_rank_summary r = {.struct_size = sizeof r};
-        RA_TRY(ra_plan_summary(desc, rank, ranks, &r));
-        double forward = machine_rank_seconds(m, desc, ranks, &r, false),
-               backward = machine_rank_seconds(m, desc, ranks, &r, true);
-        p->forward = forward > p->forward ? forward : p->forward;
-        p->backward = backward > p->backward ? backward : p->backward;
-        p->pairs += (double)r.pairs / (double)looks;
+        some[i] = (ra_rank_summary){.struct_size = sizeof some[i]};
+        RA_TRY(ra_plan_summary(desc, rank, ranks, &some[i]));
     }
+    predict(m, desc, ranks, some, looks, p);
     return RA_OK;
 }
 
@@ -112,6 +240,7 @@ ra_status machine_scale(const machine *m, const ra_attention_desc *desc, bool fo
         ra_attention_desc d = *desc;
         machine_prediction p;
         d.memory_limit = 0;
+        d.offload = desc->offload && ranks == 1;
         if (weak_share > 0) {
             d.seq_q = d.seq_k = weak_share * ranks;
             d.key_begin = d.key_end = NULL;

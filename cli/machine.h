@@ -11,14 +11,23 @@ typedef struct machine_link {
 
 typedef struct machine {
     char name[64];
-    double flops[4];       /* useful flop/s of a rank, forward, by ra_dtype */
+    const char *basis;     /* where the numbers come from */
+    double flops[4];       /* useful flop/s of a rank, forward, by ra_dtype; 0: it has none of this type */
     double backward_share; /* speed of backward against forward */
+    double wide_share[2];  /* speed at D > 64 against D <= 64, forward and backward */
+    double visit_keys[2];  /* a visit of a query row costs as much as so many keys, forward and backward; */
+    double state_keys[2];  /* so many more where it has a running state, not meeting all keys at once; */
+    double end_keys[2];    /* and so many once, since the state begins and ends */
     int64_t ranks_per_node;
     machine_link inside, between; /* nodes */
+    double host_bytes_per_second; /* between a device and its host's memory; 0: not known */
+    bool shared;                  /* all ranks compute on one device */
 } machine;
 
-/* A preset (laptop) or a JSON file. RA_INVALID: neither; RA_NOT_AVAILABLE: a preset to come; RA_IO: the file is wrong. */
+/* A preset or a JSON file. RA_INVALID: neither; RA_IO: the file is wrong. */
 ra_status machine_find(const char *name, machine *m);
+/* RA_NOT_AVAILABLE if the machine has no rate for what is described. */
+ra_status machine_suits(const machine *m, const ra_attention_desc *desc);
 
 /* The presets, separated by spaces. */
 const char *machine_names(void);
@@ -29,6 +38,12 @@ typedef struct machine_prediction {
 } machine_prediction;
 /* Looks at all ranks, or at some when there are many. */
 ra_status machine_predict(const machine *m, const ra_attention_desc *desc, int ranks, machine_prediction *prediction);
+/* The same where the summaries of all ranks are known already. */
+void machine_predict_from(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *all,
+                          machine_prediction *prediction);
+/* One rank, with a device of its own. */
+double machine_rank_seconds(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *r,
+                            bool backward);
 
 typedef struct machine_scaling {
     int ranks;
@@ -40,8 +55,5 @@ typedef struct machine_scaling {
 #define MACHINE_SCALING_ROWS 11
 ra_status machine_scale(const machine *m, const ra_attention_desc *desc, bool forward, bool backward, int64_t weak_share,
                         machine_scaling *rows);
-/* Prediction for one rank that is known already. */
-double machine_rank_seconds(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *r,
-                            bool backward);
 
 #endif

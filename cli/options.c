@@ -56,7 +56,7 @@ const option options[OPTION_COUNT] = {
     [OPT_RING_SIZES] = {"ring-sizes", KIND_LIST, AT(ring_sizes), ONLY(MEMORY), "LIST", 1, 1 << 16, "1,2,4,8",
                         "ring sizes to run"},
     [OPT_MACHINE] = {"machine", KIND_TEXT, AT(machine), ONLY(PLAN), "NAME|FILE", 0, 0, "laptop",
-                     "machine for the predicted time: laptop, or a JSON file"},
+                     "machine for the predicted time: laptop, h200 (ranks share one), h200x8, h200x64, or a JSON file"},
     [OPT_FIT] = {"fit", KIND_FLAG, AT(fit), ONLY(PLAN), "", 0, 0, "",
                  "finds the longest sequence within --memory-limit on --ring-size ranks"},
     [OPT_QUERY] = {"query", KIND_INTEGER, AT(query), ONLY(WHY), "X", 0, LARGE, "", "index of the query"},

@@ -237,7 +237,7 @@ typedef struct ra_rank_summary {
     int64_t holes; /* (query row, query head) pairs over the batch without any key; -1: too long to count (mixed branches) */
     int64_t bytes_sent; /* payload, forward */
     int64_t bytes_sent_backward;
-    int64_t hops;                 /* steps in which this rank receives, forward */
+    int64_t hops;                 /* steps in which this rank receives, forward; offload: stages */
     int64_t items;                /* work items; independent of the sequence length */
     int64_t shard_bytes;          /* q, k, v, out, lse; offload: 0, since they lie in host memory */
     int64_t shard_bytes_backward; /* dout, dq, dk, dv more */

@@ -271,7 +271,7 @@ class Refusals(kit.Case):
         self.assertEqual([f for f in self.files() if f.startswith("x.")], [])
 
     def test_what_this_build_lacks_is_said(self):
-        self.refused(NOT_AVAILABLE, "plan", "--machine", "h200x8", says="h200x8")
+        self.refused(NOT_AVAILABLE, "plan", "--machine", "h200x8", "--dtype", "f64", says="no measured rate for f64")
         self.run_refused(NOT_AVAILABLE, "--transport", "nccl", says="nccl")
         self.run_refused(NOT_AVAILABLE, "--offload", says="--offload")
         missing = [k["name"] for k in self.json("info")["kernels"] if not k["available"]]

@@ -310,6 +310,24 @@ class Promises(kit.Case):
         self.refused(2, "plan", "--machine", "cray", says="--machine cray")
         self.refused(3, "plan", "--machine", self.path("none.json"), says="none.json")
 
+    def test_ranks_that_share_a_gpu_take_turns_and_others_do_not(self):
+        shape = ["--seq", 262144, "--heads", 16, "--head-dim", 128, "--dtype", "bf16", "--schedule", "ring"]
+        one, shared, apart = (self.json("plan", *shape, "--ring-size", ranks, "--machine", machine)
+                              for ranks, machine in ((1, "h200"), (4, "h200"), (4, "h200x8")))
+        for machine, value in (("h200", shared), ("h200x8", apart)):
+            self.assertEqual(value["machine"], machine)
+            self.assertIn("not a measurement; rates as measured on one H200", value["predicted_by"])
+        self.assertIn("links not measured", apart["predicted_by"])
+        self.assertTrue(1 < shared["predicted_ms"] / one["predicted_ms"] < 1.2)  # a running state costs something
+        self.assertAlmostEqual(shared["predicted_ms"] / apart["predicted_ms"], 4, delta=0.1)
+        self.assertAlmostEqual(apart["predicted_ms"], max(rank["predicted_ms"] for rank in apart["ranks"]))
+
+    def test_a_network_limits_strong_scaling_but_not_weak_scaling(self):
+        value = self.json("plan", "--seq", "1M", "--heads", 16, "--head-dim", 128, "--dtype", "bf16", "--ring-size", 8, "--causal",
+                          "--layout", "zigzag", "--bucket", 32768, "--machine", "h200x64")
+        self.assertLess(value["strong_scaling"][-1]["efficiency"], 0.2)
+        self.assertGreater(value["weak_scaling"][-1]["efficiency"], 0.9)
+
 
 if __name__ == "__main__":
     kit.main()

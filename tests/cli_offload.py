@@ -50,6 +50,13 @@ class Offload(kit.Case):
         for n in ("out", "dq", "dk", "dv"):
             np.testing.assert_allclose(self.load(f"blocks_{n}.npy"), self.load(f"whole_{n}.npy"), atol=1e-5)
 
+    def test_a_prediction_counts_what_goes_between_host_and_gpu(self):
+        shape = ["--heads", 8, "--dtype", "bf16", "--device", "cuda", "--machine", "h200", "--pass", "both"]
+        for seq, more, least, most in ((1 << 20, ["--causal"], 1, 1.1), (1 << 24, ["--segment-lengths", 2048], 5, 100)):
+            whole = self.json("plan", "--seq", seq, *shape, *more, env=STAND_IN)["predicted_ms"]
+            blocks = self.json("plan", "--seq", seq, *shape, *more, "--offload", env=STAND_IN)["predicted_ms"]
+            self.assertTrue(least < blocks / whole < most, blocks / whole)  # dense: hidden; short segments: there is nothing to hide behind
+
     def test_what_it_cannot_do_is_said(self):
         self.refused(6, "bench", "--seq", 64, "--offload", says="--device cuda")
         self.refused(6, "bench", "--seq", 64, *OFFLOAD, "--ring-size", 2, says="one rank", env=STAND_IN)

@@ -246,6 +246,7 @@ ra_status ra_summarise(const ra_plan *plan, const ra_view *view, ra_rank_summary
         summary->shard_bytes = summary->shard_bytes_backward = 0;
         summary->workspace_bytes = plan->forward.total;
         summary->workspace_bytes_backward = plan->backward.total;
+        for (int i = 0; i < plan->blocks[0].count; i++) summary->hops += plan->blocks[0].visits[i];
     }
     memcpy(summary->reason, plan->reason, sizeof summary->reason);
     return RA_OK;
