@@ -99,7 +99,10 @@ static bool run_all(job *j) {
     memset(j->status, 0, sizeof j->status);
     memset(j->error, 0, sizeof j->error);
     memset(j->comms, 0, sizeof j->comms);
-    ra_status status = j->c.transport == TEST_SELF ? ra_comm_self(&j->comms[0]) : ra_comm_threads(j->c.ranks, j->comms);
+    static test_traffic traffic[8];
+    ra_status status = j->c.transport == TEST_SELF      ? ra_comm_self(&j->comms[0])
+                       : j->c.transport == TEST_THREADS ? ra_comm_threads(j->c.ranks, j->comms)
+                                                        : test_counting_comms(j->c.ranks, j->comms, traffic);
     if (status != RA_OK) {
         j->status[0] = status;
         strncpy(j->error[0], ra_last_error(), sizeof j->error[0] - 1);
@@ -123,7 +126,8 @@ static long long injections;
 
 #define LONGEST 10.0 /* seconds: a rank that cannot say so is missed after half a second, the timeout is 30 */
 
-enum { GPU_DIRECT = 3, GPU_STAGED = 4, GPU_OFFLOAD = 5 }; /* variants on the stand-in GPU: by lane, and without one */
+/* variants on the stand-in GPU: by lane, and without one */
+enum { GPU_DIRECT = 3, GPU_STAGED = 4, GPU_OFFLOAD = 5, GPU_NCCL = 6 };
 
 static void job_init(job *j, int ranks, test_transport transport, int variant) {
     memset(j, 0, sizeof *j);
@@ -231,6 +235,8 @@ static void a_ring_of_gpus_survives_every_failing_allocation(void **state) {
     inject_everywhere(2, TEST_THREADS, GPU_DIRECT);
     inject_everywhere(2, TEST_THREADS, GPU_STAGED);
     inject_everywhere(1, TEST_SELF, GPU_OFFLOAD);
+    setenv("RINGATTN_NCCL", STAND_IN "/libringattn_cuda.so", 1);
+    inject_everywhere(2, TEST_CUSTOM, GPU_NCCL);
 }
 
 /* Workers of four numbers are kept, and one more takes the place of those that rested longest. */

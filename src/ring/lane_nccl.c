@@ -146,7 +146,9 @@ static ra_status load(ra_nccl *nccl) {
     return RA_OK;
 }
 
-/* All have the same version; the first rank names the group. */
+enum { FEW = 256 }; /* bytes of a message of the trial */
+
+/* All have the same version, and everything that they need: who joins waits for all others. The first rank names the group. */
 static ra_status prepare(ra_nccl *nccl) {
     const int64_t mine = nccl->council.mine.version;
     for (int rank = 0; rank < nccl->comm->ranks; rank++) {
@@ -160,18 +162,15 @@ static ra_status prepare(ra_nccl *nccl) {
     RA_TRY(ra_shared_create(COUNTERS_BYTES, &nccl->progress));
     RA_TRY(nccl->lane->copies->share(nccl->progress.memory, nccl->progress.bytes));
     nccl->shared = true;
+    RA_TRY(ra_pool_take(nccl->pool, 2 * FEW, &nccl->trial));
     return nccl->comm->rank == 0 ? nccl->net->name(nccl->council.mine.name) : RA_OK;
 }
 
-/* In a call: a rank that dies meanwhile is found. */
+/* In a call: a rank that dies meanwhile is found. Calls are counted, so that every rank makes them, whatever it fails in. */
 static void begin_call(const ra_comm *comm) { ra_link_begin(comm->link, "plan", &(ra_subject){.text = ""}); }
 
-enum { FEW = 256 };
-
-/* Memory for the trial is taken first: nobody allocates or frees while others try. */
 static ra_status join(ra_nccl *nccl) {
     ra_comm *comm = nccl->comm;
-    RA_TRY(ra_pool_take(nccl->pool, 2 * FEW, &nccl->trial));
     begin_call(comm);
     ra_status status = nccl->net->join(nccl->council.all[0].name, comm->rank, comm->ranks, &nccl->group);
     if (nccl->group && ra_nccl_start(nccl) != RA_OK) { /* the thread finds the group that it is to end */
