@@ -272,7 +272,7 @@ static void a_gpu_keeps_its_bucket(void **state) {
     assert_int_equal(summary.bucket, 2048 / 16);
     desc.device = RA_DEVICE_CUDA;
     assert_int_equal(ra_plan_summary(&desc, 0, 2, &summary), RA_OK);
-    assert_int_equal(summary.bucket, 32768);
+    assert_int_equal(summary.bucket, 8192);
 }
 
 int main(void) {
