@@ -1,4 +1,5 @@
 """The pages in bench/results are what bench/report.py makes of the JSON beside them; the benches describe themselves."""
+import glob
 import json
 import os
 import re
@@ -11,6 +12,7 @@ import kit
 ROOT = os.path.realpath(os.environ.get("RA_SOURCE", os.path.join(os.path.dirname(os.path.abspath(__file__)), "..")))
 BENCH = os.path.join(ROOT, "bench")
 sys.path.insert(0, BENCH)
+import every_rank
 import report
 
 
@@ -18,7 +20,8 @@ def pages():
     """What report.py says of itself: the JSON files and the page of each machine."""
     for line in re.findall(r"^ +bench/report\.py (bench/results/.*)$", report.__doc__, re.M):
         files, page = line.split(" -o ")
-        yield [os.path.join(ROOT, name) for name in files.split()], os.path.join(ROOT, page)
+        names = [name for word in files.split() for name in sorted(glob.glob(os.path.join(ROOT, word)))]
+        yield names, os.path.join(ROOT, page)
 
 
 class Results(kit.Case):
@@ -34,6 +37,9 @@ class Results(kit.Case):
                     self.assertTrue(os.path.exists(os.path.join(BENCH, "results", picture)))
                     seen.add(picture)
             seen |= {os.path.basename(name) for name in [*files, page]}
+        with open(os.path.join(BENCH, "results", "h200-ranks.md"), encoding="utf-8") as file:
+            self.assertEqual(file.read(), every_rank.table(report.read(os.path.join(BENCH, "results", "h200-ranks.json"))))
+        seen |= {"h200-ranks.json", "h200-ranks.md"}
         self.assertEqual(seen, set(os.listdir(os.path.join(BENCH, "results"))))
 
     def test_a_goal_that_is_missed_is_said_to_be_missed(self):
