@@ -20,7 +20,8 @@ static void stop_for(double seconds) {
     const pid_t self = getpid(), child = fork();
     if (child == 0) {
         kill(self, SIGSTOP);
-        nanosleep(&(struct timespec){.tv_nsec = (long)(1e9 * seconds)}, NULL);
+        const time_t whole = (time_t)seconds;
+        nanosleep(&(struct timespec){.tv_sec = whole, .tv_nsec = (long)(1e9 * (seconds - (double)whole))}, NULL);
         kill(self, SIGCONT);
         _exit(0);
     }

@@ -59,7 +59,7 @@ static ra_status backward_spoil(const ra_backward_pass *pass) {
 /* -------------------------------------------------------------------------------------------------------------- messages */
 
 static ra_status zero(const ra_queue *queue, void *memory, int64_t bytes) {
-    return ra_cuda_clear(memory, bytes, queue->stream);
+    return bytes > 0 ? ra_cuda_clear(memory, bytes, queue->stream) : RA_OK;
 }
 
 static ra_status pack(const ra_queue *queue, ra_dtype dtype, const ra_box *box, ra_tensor from, char *packed) {
