@@ -24,6 +24,7 @@ typedef struct ra_call {
     int64_t step;
     int64_t transfer_count; /* posted in this step, */
     double posted;          /* the first of them at this time */
+    bool packed;            /* rows for a message, since the lane was told to follow (ra_lane_follow) */
     int64_t item_count;     /* of this step */
     bool dropped;           /* the link broke while something was computed: the rest of it was left out */
     ra_link_counts counts;  /* of the link, at the start */

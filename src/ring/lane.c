@@ -190,6 +190,7 @@ bool ra_lane_end(ra_call *call, ra_status status, bool cancelled) {
 
 ra_status ra_lane_follow(ra_call *call) {
     ra_lane *lane = call->lane;
+    call->packed = false;
     RA_TRY(lane->copies->record(&call->queue, &lane->computed));
     return lane->copies->wait(&lane->queue, lane->computed);
 }
@@ -220,7 +221,8 @@ static ra_parcel *next_parcel(ra_call *call, const ra_parcel *wanted) {
     return parcel;
 }
 
-/* The first message of a step comes before what the step computes: copies into frames need not wait for that. */
+/* All messages of a step are posted before what it computes, and copies need not wait for that. So the lane follows at the
+ * first of them, and again when one was packed. */
 ra_status ra_lane_recv(ra_call *call, int peer, char *frame, int64_t payload, const ra_maker *maker) {
     if (call->transfer_count == 0) RA_TRY(ra_lane_follow(call));
     const ra_parcel wanted = {.frame = frame, .payload = payload, .peer = peer, .receiving = true};
@@ -228,6 +230,6 @@ ra_status ra_lane_recv(ra_call *call, int peer, char *frame, int64_t payload, co
 }
 
 ra_status ra_lane_send(ra_call *call, int peer, char *frame, int64_t payload) {
-    RA_TRY(ra_lane_follow(call)); /* the message was packed just now */
+    if (call->transfer_count == 0 || call->packed) RA_TRY(ra_lane_follow(call));
     return call->lane->ops->send(call, next_parcel(call, &(ra_parcel){.frame = frame, .payload = payload, .peer = peer}));
 }

@@ -85,6 +85,7 @@ ra_status ra_pack_piece(ra_pass *pass, const ra_piece *piece, char *packed) {
     const ra_call *call = &pass->call;
     const ra_box box = ra_piece_box(&call->plan->route, piece);
     const ra_dtype dtype = call->plan->config.dtype;
+    pass->call.packed = true;
     RA_TRY(call->device->pack(&call->queue, dtype, &box, pass->home.k, packed));
     return call->device->pack(&call->queue, dtype, &box, pass->home.v, packed + ra_rows_bytes(call, piece) / 2);
 }
