@@ -16,10 +16,24 @@
 #define TIMEOUT "RINGATTN_TEST_TIMEOUT"
 #define PASSES "RINGATTN_TEST_PASSES"
 
+/* The state of a process, as the kernel tells it: 'T' if it is stopped. */
+static char state_of(pid_t process) {
+    char path[64], state = '?';
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)process);
+    FILE *file = fopen(path, "r");
+    if (!file) return state;
+    if (fscanf(file, "%*d (%*[^)]) %c", &state) != 1) state = '?';
+    fclose(file);
+    return state;
+}
+
+/* The time counts from when the process has stopped: it is asked to first, and being continued takes a request back that it
+ * had no time to follow. */
 static void stop_for(double seconds) {
     const pid_t self = getpid(), child = fork();
     if (child == 0) {
         kill(self, SIGSTOP);
+        while (state_of(self) != 'T') nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
         const time_t whole = (time_t)seconds;
         nanosleep(&(struct timespec){.tv_sec = whole, .tv_nsec = (long)(1e9 * (seconds - (double)whole))}, NULL);
         kill(self, SIGCONT);

@@ -55,11 +55,11 @@ static void *watch_main(void *arg) {
     CPU_ZERO(&core);
     CPU_SET(watch->core, &core);
     (void)sched_setaffinity(0, sizeof core, &core); /* where that is not allowed it watches wherever it runs */
-    for (;;) {
-        atomic_store(&watch->due, now() + NAP);
-        nanosleep(&(struct timespec){.tv_nsec = NAP}, NULL);
-        long long late = now() - atomic_load(&watch->due);
+    for (;;) { /* each look begins where the one before ended, the first when the thread was asked for: no time goes unseen */
+        const long long at = now(), due = at + NAP, late = at - atomic_exchange(&watch->due, due);
         if (late > atomic_load(&watch->late)) atomic_store(&watch->late, late);
+        const struct timespec until = {.tv_sec = (time_t)(due / 1000000000), .tv_nsec = (long)(due % 1000000000)};
+        clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &until, NULL);
     }
     return NULL;
 }
