@@ -27,10 +27,10 @@ class _Watch(threading.Thread):
 
     def run(self):
         os.sched_setaffinity(0, {self.core})  # of this thread alone
-        while True:
-            self.due = time.monotonic() + NAP
+        while True:  # from one look to the next, and from when the thread was asked for to the first, no time goes unseen
+            now = time.monotonic()
+            self.most, self.due = max(self.most, now - self.due), now + NAP
             time.sleep(NAP)
-            self.most = max(self.most, time.monotonic() - self.due)
 
     def late(self):
         return max(self.most, time.monotonic() - self.due)

@@ -37,6 +37,13 @@ double test_patience(void) { return (SANITIZED ? 4 : 1) * (double)(1 << (attempt
 #define MOST_CORES 64
 #define NAP 5000000 /* nanoseconds */
 
+#if defined(__SANITIZE_THREAD__)
+/* The watches make every process a threaded one, and the thread sanitizer ends the child of such a process once it starts a
+ * thread, unless it is told not to. */
+__attribute__((visibility("default"))) const char *__tsan_default_options(void);
+const char *__tsan_default_options(void) { return "die_after_fork=0"; }
+#endif
+
 static struct watch {
     size_t core;
     atomic_llong due, late; /* when this thread wants to run next, and the most by which it came late */
