@@ -18,7 +18,6 @@ rates of one row can be compared.
 Times are the device's: it is kept busy until the host has enqueued the call."""
 
 import argparse
-import json
 import os
 import platform
 import sys
@@ -344,13 +343,7 @@ def main():
         machine["flash-attn-4"] = importlib.metadata.version("flash-attn-4")
     made_by = " ".join(["bench/gpu_peers.py", *sys.argv[1:]])
     result = {"machine": machine, "date": time.strftime("%Y-%m-%d"), "made by": made_by, "rows": bench.rows}
-    for case in args.cases.split(","):
-        getattr(bench, case)()
-        torch.cuda.empty_cache()
-        if args.out:
-            with open(args.out + ".json", "w", encoding="utf-8") as file:
-                json.dump(result, file, indent=1)
-    print("\n" + report.page([result]))
+    report.measure(bench, args.cases.split(","), result, args.out, after=torch.cuda.empty_cache)
 
 
 if __name__ == "__main__":

@@ -262,12 +262,7 @@ def main():
     made_by = " ".join(["bench/gpu_rings.py", *sys.argv[1:]])
     result = {"what": "rings", "machine": machine(rings), "date": time.strftime("%Y-%m-%d"), "made by": made_by}
     result["rows"] = bench.rows
-    for case in options.cases.split(","):
-        getattr(bench, case)()
-        if options.out:
-            with open(options.out + ".json", "w", encoding="utf-8") as file:
-                json.dump(result, file, indent=1)
-    print("\n" + report.page([result]))
+    report.measure(bench, options.cases.split(","), result, options.out)
 
 
 if __name__ == "__main__":

@@ -394,6 +394,18 @@ def has_plot(results):
     return bool(groups & ({"dense", "dilated", "backward"} if is_gpu(results[0]) else set(AGAINST_PYTORCH)))
 
 
+def measure(bench, cases, result, out, after=lambda: None):
+    """Runs cases, which are bench's methods, into result, whose rows are bench's, and prints the page. When a case starts, those
+    before it are in OUT.json, and after() has run."""
+    for case in cases:
+        getattr(bench, case)()
+        after()
+        if out:
+            with open(out + ".json", "w", encoding="utf-8") as file:
+                json.dump(result, file, indent=1)
+    print("\n" + page([result]))
+
+
 def read(path):
     with open(path, encoding="utf-8") as file:
         return json.load(file)

@@ -1,13 +1,10 @@
 /* Rings of GPUs by NCCL, without either: the stand-in module plays both, and is as inconvenient as NCCL may be. Ranks are
  * threads over a caller's transport; processes are tests/mpi's. */
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/clock.h"
-#include "device_case.h"
-#include "ringattn_cuda.h"
+#include "device_hand.h"
 #include "support_patience.h"
 
 /* Direct, and by NCCL over a caller's transport. */
@@ -29,11 +26,7 @@ static void nccl_gives_the_same_bits(void **state) {
         }
         const char *differs = test_difference(&c, &results[0], &results[1]);
         if (differs) fail_msg("%s differs", differs);
-        for (int rank = 0; rank < c.ranks; rank++) {
-            assert_int_equal(results[1].forward[rank].bytes_sent, results[0].forward[rank].bytes_sent);
-            assert_int_equal(results[1].forward[rank].bytes_received, results[0].forward[rank].bytes_received);
-            assert_int_equal(results[1].backward[rank].bytes_sent, results[0].backward[rank].bytes_sent);
-        }
+        device_same_bytes(&c, &results[0], &results[1]);
         for (int nccl = 0; nccl < 2; nccl++) test_result_free(&results[nccl]);
         test_data_free(&data);
     }
@@ -41,57 +34,19 @@ static void nccl_gives_the_same_bits(void **state) {
 
 /* ---------------------------------------------------------------------------------------------------------------- faults */
 
-enum { ROWS = 16, HEADS = 2, DIM = 16, NUMBERS = ROWS * HEADS * DIM, RANKS = 3 };
-
 static double timeout; /* of the rings */
 
-/* A ring of RANKS in which NCCL fails in some way. */
-typedef struct hand {
-    test_ring ring;
-    float q[RANKS][NUMBERS], out[RANKS][NUMBERS];
-    ra_status status[RANKS];
-    char error[RANKS][512];
-    double seconds[RANKS];
-} hand;
-
-static void call_by_hand(void *arg, int rank) {
-    hand *h = arg;
-    ra_attention_desc desc;
-    ra_attention_desc_init(&desc);
-    desc.batch = 1;
-    desc.seq_q = desc.seq_k = ROWS * RANKS;
-    desc.heads = HEADS;
-    desc.head_dim = DIM;
-    desc.bucket = ROWS / 2;
-    desc.schedule = RA_SCHEDULE_RING;
-    desc.device = RA_DEVICE_CUDA;
-    ra_plan *plan = NULL;
-    const double begin = ra_seconds();
-    ra_status status = ra_plan_create(h->ring.comms[rank], &desc, &plan);
-    const ra_tensor q = ra_tensor_bnhd(h->q[rank], ROWS, HEADS, DIM);
-    const ra_forward_args args = {
-        .q = q, .k = q, .v = q, .out = ra_tensor_bnhd(h->out[rank], ROWS, HEADS, DIM), .stream = &h->out[rank]};
-    if (status == RA_OK) status = ra_forward(plan, &args);
-    h->seconds[rank] = ra_seconds() - begin;
-    h->status[rank] = status;
-    snprintf(h->error[rank], sizeof h->error[rank], "%s", ra_last_error());
-    ra_plan_destroy(plan);
-}
-
-/* Runs it with a fault of the stand-in's (tests/stand_in/nccl.c). */
+/* Runs a ring with a fault of the stand-in's (tests/stand_in/nccl.c). */
 static hand *run_by(const char *fault, void (*work)(void *arg, int rank)) {
     static hand h;
-    h = (hand){0};
-    for (int rank = 0; rank < RANKS; rank++)
-        for (int i = 0; i < NUMBERS; i++) h.q[rank][i] = (float)((i * 37 + rank * 11) % 17 - 8) / 8;
     setenv("RINGATTN_STAND_IN_NCCL", fault, 1);
-    test_ring_open(&h.ring, RANKS, TEST_CUSTOM);
+    hand_open(&h, TEST_CUSTOM);
     for (int rank = 0; rank < RANKS; rank++) assert_int_equal(ra_comm_set_timeout(h.ring.comms[rank], timeout, timeout), RA_OK);
     test_ring_each(&h.ring, work, &h);
     return &h;
 }
 
-static hand *run_with(const char *fault) { return run_by(fault, call_by_hand); }
+static hand *run_with(const char *fault) { return run_by(fault, hand_call); }
 
 static void end(hand *h) {
     test_ring_close(&h->ring);
@@ -106,14 +61,13 @@ static void expect(const hand *h, ra_status status, const char *sentence, double
 }
 
 static void expect_no_numbers(const hand *h) {
-    for (int rank = 0; rank < RANKS; rank++) {
-        assert_int_equal(ra_cuda_synchronize((void *)&h->out[rank]), RA_OK); /* the stream runs on */
+    hand_synchronize(h); /* the streams run on */
+    for (int rank = 0; rank < RANKS; rank++)
         for (int i = 0; i < NUMBERS; i++) assert_true(isnan(h->out[rank][i]));
-    }
 }
 
-static void expect_numbers(hand *h, const hand *right) {
-    for (int rank = 0; rank < RANKS; rank++) assert_int_equal(ra_cuda_synchronize(&h->out[rank]), RA_OK);
+static void expect_numbers(const hand *h, const hand *right) {
+    hand_synchronize(h);
     assert_memory_equal(h->out, right->out, sizeof h->out);
 }
 
@@ -135,7 +89,7 @@ static void a_lane_by_nccl_can_be_told_to_be_slow(void **state) {
 
 static void call_and_leave(void *arg, int rank) {
     hand *h = arg;
-    call_by_hand(arg, rank);
+    hand_call(arg, rank);
     ra_comm_destroy(h->ring.comms[rank]);
     h->ring.comms[rank] = NULL;
 }
@@ -148,7 +102,7 @@ static void a_rank_that_leaves_first_takes_nothing_with_it(void **state) {
         hand *h = run_by("", call_and_leave);
         for (int rank = 0; rank < RANKS; rank++)
             if (h->status[rank] != RA_OK) fail_msg("rank %d: %s", rank, h->error[rank]);
-        for (int rank = 0; rank < RANKS; rank++) assert_int_equal(ra_cuda_synchronize(&h->out[rank]), RA_OK);
+        hand_synchronize(h);
         if (round == 0) memcpy(first.out, h->out, sizeof first.out);
         expect_numbers(h, &first);
         end(h);
@@ -182,7 +136,7 @@ static void ranks_for_whom_nccl_does_not_start_stage_or_say_why_not(void **state
     for (int insists = 0; insists < 2; insists++) {
         setenv("RINGATTN_LANE", insists ? "nccl" : "staged", 1);
         hand *h = run_with("");
-        for (int rank = 0; rank < RANKS; rank++) assert_int_equal(ra_cuda_synchronize(&h->out[rank]), RA_OK);
+        hand_synchronize(h);
         right = *h;
         end(h);
         if (!insists) unsetenv("RINGATTN_LANE");

@@ -4,10 +4,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "device/cuda/loader.h"
-#include "device_case.h"
+#include "device_hand.h"
 
 static void draw_case(test_case *c, test_rng *rng, int64_t n) {
     device_case_random(c, rng, n % 10 ? 40 : 120, 5);
@@ -41,11 +40,7 @@ static void every_lane_gives_the_same_bits(void **state) {
             if (results[lane].status != RA_OK) fail_msg("%s: %s", results[lane].error, test_case_text(&c, text, sizeof text));
             const char *differs = lane ? test_difference(&c, &results[0], &results[lane]) : NULL;
             if (differs) fail_msg("%s differs on lane %d: %s", differs, lane, test_case_text(&c, text, sizeof text));
-            for (int rank = 0; lane && rank < c.ranks; rank++) {
-                assert_int_equal(results[lane].forward[rank].bytes_sent, results[0].forward[rank].bytes_sent);
-                assert_int_equal(results[lane].forward[rank].bytes_received, results[0].forward[rank].bytes_received);
-                assert_int_equal(results[lane].backward[rank].bytes_sent, results[0].backward[rank].bytes_sent);
-            }
+            device_same_bytes(&c, &results[0], &results[lane]);
         }
         for (int lane = 0; lane < 3; lane++) test_result_free(&results[lane]);
         test_data_free(&data);
@@ -54,84 +49,37 @@ static void every_lane_gives_the_same_bits(void **state) {
 
 /* ------------------------------------------------------------------------------------------------------------- by hand */
 
-enum { ROWS = 16, HEADS = 2, DIM = 16, NUMBERS = ROWS * HEADS * DIM, RANKS = 3 };
-
-/* A ring of RANKS, each rank with ROWS rows. */
-typedef struct hand {
-    ra_comm *comms[RANKS];
-    void *streams[RANKS];
-    float q[RANKS][NUMBERS], out[RANKS][NUMBERS];
-    ra_status status[RANKS];
-    char error[RANKS][512];
-    int calls;
-    bool checksum; /* the lane is staged, then */
-} hand;
-
-static void call_by_hand(void *arg, int rank) {
-    hand *h = arg;
-    ra_attention_desc desc;
-    ra_attention_desc_init(&desc);
-    desc.batch = 1;
-    desc.seq_q = desc.seq_k = ROWS * RANKS;
-    desc.heads = HEADS;
-    desc.head_dim = DIM;
-    desc.bucket = ROWS / 2;
-    desc.schedule = RA_SCHEDULE_RING;
-    desc.device = RA_DEVICE_CUDA;
-    desc.checksum = h->checksum;
-    ra_plan *plan = NULL;
-    ra_status status = ra_plan_create(h->comms[rank], &desc, &plan);
-    const ra_tensor q = ra_tensor_bnhd(h->q[rank], ROWS, HEADS, DIM);
-    const ra_forward_args args = {
-        .q = q, .k = q, .v = q, .out = ra_tensor_bnhd(h->out[rank], ROWS, HEADS, DIM), .stream = h->streams[rank]};
-    for (int i = 0; i < h->calls && status == RA_OK; i++) status = ra_forward(plan, &args);
-    h->status[rank] = status;
-    snprintf(h->error[rank], sizeof h->error[rank], "%s", ra_last_error());
-    ra_plan_destroy(plan);
-}
-
-static hand *hand_open(void) {
+static hand *open_threads(void) {
     static hand h;
-    h = (hand){.calls = 1};
-    test_rng rng = {test_seed(54)};
-    assert_int_equal(ra_comm_threads(RANKS, h.comms), RA_OK);
-    for (int rank = 0; rank < RANKS; rank++) {
-        h.streams[rank] = &h.out[rank];
-        for (int i = 0; i < NUMBERS; i++) h.q[rank][i] = (float)rng_normal(&rng);
-    }
+    hand_open(&h, TEST_THREADS);
     return &h;
 }
 
-static void hand_run(hand *h) {
-    const test_ring ring = {.ranks = RANKS, .comms = h->comms};
-    test_ring_each(&ring, call_by_hand, h);
-    for (int rank = 0; rank < RANKS; rank++) assert_int_equal(ra_cuda_synchronize(h->streams[rank]), RA_OK);
-}
-
-static void hand_close(hand *h) {
-    for (int rank = 0; rank < RANKS; rank++) ra_comm_destroy(h->comms[rank]);
+static void run(hand *h) {
+    test_ring_each(&h->ring, hand_call, h);
+    hand_synchronize(h);
 }
 
 static void calls_that_follow_each_other_without_waiting_do_not_disturb_each_other(void **state) {
     (void)state;
     static float once[RANKS][NUMBERS];
-    hand *h = hand_open();
-    hand_run(h);
+    hand *h = open_threads();
+    run(h);
     memcpy(once, h->out, sizeof once);
     memset(h->out, 0, sizeof h->out);
     h->calls = 20;
-    hand_run(h);
+    run(h);
     for (int rank = 0; rank < RANKS; rank++) assert_int_equal(h->status[rank], RA_OK);
     assert_memory_equal(once, h->out, sizeof once);
-    hand_close(h);
+    test_ring_close(&h->ring);
 }
 
 /* The streams of all ranks wait for another one, which is busy for a while: the calls are through long before it is. */
 static void hosts_of_a_direct_lane_never_wait_for_devices(void **state) {
     (void)state;
     enum { COPIES = 20000 };
-    hand *h = hand_open();
-    hand_run(h); /* plans and workspaces are there */
+    hand *h = open_threads();
+    run(h); /* plans and workspaces are there */
     void *busy = NULL, *event = NULL, *copied = NULL;
     bool passed = true;
     assert_int_equal(ra_cuda_open_stream(&busy), RA_OK);
@@ -139,21 +87,14 @@ static void hosts_of_a_direct_lane_never_wait_for_devices(void **state) {
     for (int i = 0; i < COPIES; i++) assert_int_equal(ra_cuda_copy(copied, (char *)copied + 1, 1, busy), RA_OK);
     assert_int_equal(ra_cuda_mark(busy, &event), RA_OK);
     for (int rank = 0; rank < RANKS; rank++) assert_int_equal(ra_cuda_wait(h->streams[rank], event), RA_OK);
-    const test_ring ring = {.ranks = RANKS, .comms = h->comms};
-    test_ring_each(&ring, call_by_hand, h);
+    test_ring_each(&h->ring, hand_call, h);
     assert_int_equal(ra_cuda_passed(event, &passed), RA_OK);
     assert_false(passed);
     for (int rank = 0; rank < RANKS; rank++) assert_int_equal(h->status[rank], RA_OK);
-    hand_close(h);
+    test_ring_close(&h->ring);
     ra_cuda_forget(event);
     ra_cuda_free(copied);
     ra_cuda_close_stream(busy);
-}
-
-static double seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 /* Two buckets over two hops: six steps, and four of them exchange. Beside each other they take as long as the steps; one after
@@ -163,9 +104,9 @@ static void the_next_bucket_travels_while_this_one_is_computed(void **state) {
     enum { STEPS = 6, EXCHANGES = 4, STEP_MS = 60 };
     for (int staged = 0; staged < 2; staged++) {
         const int copies = staged ? 2 : 1, copy_ms = staged ? 20 : 40; /* out and in, or straight */
-        hand *h = hand_open();
+        hand *h = open_threads();
         h->checksum = staged;
-        hand_run(h);
+        run(h);
         char text[16];
         snprintf(text, sizeof text, "%d", copy_ms);
         setenv("RINGATTN_STAND_IN_COPY_MS", text, 1);
@@ -175,9 +116,9 @@ static void the_next_bucket_travels_while_this_one_is_computed(void **state) {
                      limit = steps + 0.75 * exchanges;
         double took = INFINITY;
         for (int i = 0; i < 30 && took >= limit; i++) { /* again on a busy machine: without overlap all take longer */
-            const double start = seconds_now();
-            hand_run(h);
-            took = fmin(took, seconds_now() - start);
+            const double start = ra_seconds();
+            run(h);
+            took = fmin(took, ra_seconds() - start);
         }
         unsetenv("RINGATTN_STAND_IN_COPY_MS");
         unsetenv("RINGATTN_STAND_IN_STEP_MS");
@@ -186,7 +127,7 @@ static void the_next_bucket_travels_while_this_one_is_computed(void **state) {
         for (int rank = 0; rank < RANKS; rank++) assert_int_equal(h->status[rank], RA_OK);
         assert_true(took > steps);
         assert_true(took < limit);
-        hand_close(h);
+        test_ring_close(&h->ring);
     }
 }
 
@@ -199,62 +140,62 @@ static void a_slow_lane_holds_back_what_arrives_beside_what_is_computed(void **s
     snprintf(rate, sizeof rate, "%.9f", BYTES / (1e-3 * MESSAGE_MS) / 1e9);
     snprintf(step, sizeof step, "%d", STEP_MS);
     for (int staged = 0; staged < 2; staged++) {
-        hand *h = hand_open();
+        hand *h = open_threads();
         h->checksum = staged;
-        hand_run(h);
+        run(h);
         memcpy(fast, h->out, sizeof fast);
-        hand_close(h);
+        test_ring_close(&h->ring);
         setenv("RINGATTN_LANE_RATE", rate, 1);
-        h = hand_open();
+        h = open_threads();
         h->checksum = staged;
-        hand_run(h);
+        run(h);
         unsetenv("RINGATTN_LANE_RATE");
         const double exchanges = 1e-3 * EXCHANGES * MESSAGE_MS, steps = 1e-3 * STEPS * STEP_MS,
                      limit = steps + 0.75 * exchanges;
-        double start = seconds_now();
-        hand_run(h);
-        assert_true(seconds_now() - start >= exchanges);
+        double start = ra_seconds();
+        run(h);
+        assert_true(ra_seconds() - start >= exchanges);
         assert_memory_equal(fast, h->out, sizeof fast);
         setenv("RINGATTN_STAND_IN_STEP_MS", step, 1);
         double took = INFINITY;
         for (int i = 0; i < 30 && took >= limit; i++) { /* again on a busy machine: without overlap all take longer */
-            start = seconds_now();
-            hand_run(h);
-            took = fmin(took, seconds_now() - start);
+            start = ra_seconds();
+            run(h);
+            took = fmin(took, ra_seconds() - start);
         }
         unsetenv("RINGATTN_STAND_IN_STEP_MS");
         print_message("%s: %.0f ms, of which steps take %.0f; messages take %.0f\n", staged ? "staged" : "direct", 1e3 * took,
                       1e3 * steps, 1e3 * exchanges);
         assert_true(took > steps);
         assert_true(took < limit);
-        hand_close(h);
+        test_ring_close(&h->ring);
     }
 }
 
 static void two_ranks_of_a_process_with_one_stream_are_refused(void **state) {
     (void)state;
-    hand *h = hand_open();
+    hand *h = open_threads();
     h->streams[2] = h->streams[1];
-    hand_run(h);
+    run(h);
     for (int rank = 0; rank < RANKS; rank++) {
         assert_int_equal(h->status[rank], RA_INVALID);
         assert_non_null(strstr(h->error[rank], "ranks 1 and 2 of this process use the same stream"));
     }
     for (int i = 0; i < NUMBERS; i++) assert_true(isnan(h->out[1][i]));
-    hand_close(h);
+    test_ring_close(&h->ring);
 }
 
 static void a_call_of_several_ranks_is_not_captured_into_a_graph(void **state) {
     (void)state;
-    hand *h = hand_open();
+    hand *h = open_threads();
     setenv("RINGATTN_STAND_IN_CAPTURES", "1", 1);
-    hand_run(h);
+    run(h);
     unsetenv("RINGATTN_STAND_IN_CAPTURES");
     for (int rank = 0; rank < RANKS; rank++) {
         assert_int_equal(h->status[rank], RA_NOT_AVAILABLE);
         assert_non_null(strstr(h->error[rank], "cannot be captured into a CUDA graph"));
     }
-    hand_close(h);
+    test_ring_close(&h->ring);
 }
 
 /* Small buckets, which save memory where `ring` is asked for by name, are the CPU's: a GPU would wait for them. */

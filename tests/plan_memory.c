@@ -9,23 +9,13 @@
 #include <unistd.h>
 
 #include "support.h"
-
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
+#include "support_sanitized.h"
 
 /* --------------------------------------------------------------------------------------------------- counted malloc */
 
 static atomic_llong heap_live, heap_peak;
 
-#if !SANITIZED && defined(__GLIBC__)
+#if !TEST_SANITIZED && defined(__GLIBC__)
 #define HAVE_COUNTED_MALLOC 1
 void *__libc_malloc(size_t bytes);
 void *__libc_calloc(size_t count, size_t bytes);
@@ -312,7 +302,7 @@ static int measure_child(void) {
 
 static void the_process_grows_by_no_more_than_the_plans_and_32_mib(void **state) {
     (void)state;
-    if (SANITIZED) {
+    if (TEST_SANITIZED) {
         print_message("skipped: a sanitizer needs memory of its own\n");
         skip();
     }

@@ -4,6 +4,7 @@
 #include <time.h>
 
 #include "support.h"
+#include "support_sanitized.h"
 
 /* Of this process's own work: planning has one thread, and whatever else the machine does is not its time. */
 static double seconds(void) {
@@ -12,11 +13,7 @@ static double seconds(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SLOW_BUILD 30
-#else
-#define SLOW_BUILD 1
-#endif
+#define SLOW_BUILD (TEST_SANITIZED ? 30 : 1)
 
 static const struct pattern {
     const char *what;

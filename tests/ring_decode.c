@@ -5,12 +5,9 @@
 #include <time.h>
 
 #include "support.h"
+#include "support_sanitized.h"
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SLOW_BUILD 30
-#else
-#define SLOW_BUILD 1
-#endif
+#define SLOW_BUILD (TEST_SANITIZED ? 30 : 1)
 
 static void decode_case(test_case *c, int pattern, int ranks) {
     test_case_init(c);

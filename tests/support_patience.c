@@ -10,16 +10,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer) || __has_feature(address_sanitizer)
-#define SANITIZED 1
-#endif
-#endif
-#ifndef SANITIZED
-#define SANITIZED 0
-#endif
+#include "support_sanitized.h"
 
 /* Which attempt this is, and which tests it repeats ("3 17 "): how a program tells itself when it starts anew. */
 #define ATTEMPT "RINGATTN_TEST_ATTEMPT"
@@ -30,7 +21,7 @@ static int attempt(void) {
     return text ? atoi(text) : 1;
 }
 
-double test_patience(void) { return (SANITIZED ? 4 : 1) * (double)(1 << (attempt() - 1)); }
+double test_patience(void) { return (TEST_SANITIZED ? 4 : 1) * (double)(1 << (attempt() - 1)); }
 
 /* ------------------------------------------------------------------------------------------------------------- the watch */
 

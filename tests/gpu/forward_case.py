@@ -60,3 +60,20 @@ class ForwardCase(unittest.TestCase):
             if path:
                 self.assertEqual(backend.path, path)
             self.hold(q, k, v, desc, out, lse, slack=slack)
+
+    def replay(self, q, k, v, desc, rows=None):
+        """A step that was captured into a graph computes on what its tensors hold when it is replayed."""
+        b, nq, h, _ = q.shape
+        out, lse = torch.empty_like(q), torch.empty(b, h, nq, device=DEVICE).transpose(1, 2)
+        step = backend.prepare(q, k, v, desc, out, lse)
+        backend.run(step)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            backend.run(step)
+        for _ in range(3):
+            q.copy_(draw(*q.shape, q.dtype))
+            out.fill_(math.nan)
+            graph.replay()
+            torch.cuda.synchronize()
+            self.hold(q, k, v, desc, out, lse, rows)

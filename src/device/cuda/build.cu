@@ -150,6 +150,16 @@ void start_job(const ra_problem *p, bool single, Job *job, int64_t batch_first, 
     }
 }
 
+void start_forward_job(const ra_forward_step *step, Job *job, int64_t first, int64_t batch) {
+    start_job(step->problem, step->single, job, first, batch);
+    job->q = step->q;
+    job->out = step->out;
+    job->lse = step->lse;
+    job->acc = step->acc;
+    job->m = step->m;
+    job->l = step->l;
+}
+
 int64_t rows_met(const ra_forward_step *step, bool *describable) {
     int64_t met = 0, used = 0;
     *describable = true;

@@ -127,14 +127,8 @@ static JobItem few_item(const ra_problem *p, const ra_item *item, int64_t batch)
 }
 
 static void start_few(const ra_forward_step *step, Job *job, int64_t first, int64_t batch) {
-    start_job(step->problem, step->single, job, first, batch);
+    start_forward_job(step, job, first, batch);
     job->last_first = false;
-    job->q = step->q;
-    job->out = step->out;
-    job->lse = step->lse;
-    job->acc = step->acc;
-    job->m = step->m;
-    job->l = step->l;
 }
 
 ra_status run_few(const ra_forward_step *step, const Device &device, int64_t first, int64_t batch, ra_cuda_error *error) {

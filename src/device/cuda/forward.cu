@@ -148,16 +148,6 @@ static ra_status choose_way(const ra_forward_step *step, const char *wanted, con
 
 /* ------------------------------------------------------------------------------------------------------------- launches */
 
-static void start(const ra_forward_step *step, Job *job, int64_t first, int64_t batch) {
-    start_job(step->problem, step->single, job, first, batch);
-    job->q = step->q;
-    job->out = step->out;
-    job->lse = step->lse;
-    job->acc = step->acc;
-    job->m = step->m;
-    job->l = step->l;
-}
-
 /* A step's scratch: Job.counter and Job.done. Without it tiles are dealt round robin, which balances less well. */
 enum { COUNTERS = 1 + JOB_ITEMS };
 
@@ -211,7 +201,7 @@ static ra_status run_batch(const ra_forward_step *step, const Way &way, const De
     Job *job = &tma->job;
     const bool can_wait = way.tma && step->scratch;
     bool mapped = way.tma && first == 0; /* choose_way left the maps of the first job */
-    start(step, job, first, batch);
+    start_forward_job(step, job, first, batch);
     for (int64_t i = 0; i < step->item_count; i++) {
         const ra_item *item = &step->items[i];
         if (item->q.count == 0 || item->k.count == 0) continue;
@@ -226,7 +216,7 @@ static ra_status run_batch(const ra_forward_step *step, const Way &way, const De
         if (apart || !append_item(job, next)) {
             ra_status status = launch(step, way, device, tma, error);
             if (status != RA_OK) return status;
-            start(step, job, first, batch);
+            start_forward_job(step, job, first, batch);
             next.after = 0;
             mapped = false;
             if (!append_item(job, next)) {

@@ -49,6 +49,9 @@ const char *check_item(const ra_item *item);
 /* An empty job for batch entries first .. first + batch - 1: what all launches of a step have in common, tensors apart. */
 void start_job(const ra_problem *p, bool single, Job *job, int64_t first, int64_t batch);
 
+/* The same with the tensors of a forward step. */
+void start_forward_job(const ra_forward_step *step, Job *job, int64_t first, int64_t batch);
+
 /* An item for blocks of `block` rows, or keys (of all query heads of a group); append_item numbers its tiles. False: the job
  * has no room for them. */
 JobItem job_item(const ra_problem *p, const ra_item *item, int64_t batch, int block);
