@@ -3,6 +3,7 @@
 
 #include "cli.h"
 #include "core/dtype.h"
+#include "core/status.h"
 #include "core/workers.h"
 #include "ringattn_cuda.h"
 #include "ringattn_mpi.h"
@@ -15,6 +16,15 @@ static const char *chosen_kernel(void) {
     for (int i = 0; ra_kernel_list(i, &k); i++)
         if (k.available) return k.name;
     return "none";
+}
+
+/* The GPU of that number. Not RA_OK: there is none, or none that can be used. */
+static ra_status describe_gpu(int number, ra_cuda_device *gpu) {
+    int gpus;
+    RA_TRY(ra_cuda_count(&gpus));
+    if (number > 0 && number >= gpus) return RA_NOT_AVAILABLE;
+    if (gpus > 0) RA_TRY(ra_cuda_use(number));
+    return ra_cuda_probe(gpu);
 }
 
 static ra_status report_json(const settings *s, const char *dtype) {
@@ -34,7 +44,7 @@ static ra_status report_json(const settings *s, const char *dtype) {
     if (any) json_array_append_new(transports, json_string("mpi"));
     ra_cuda_device gpu;
     json_t *gpus = json_array();
-    if (ra_cuda_probe(&gpu) == RA_OK)
+    for (int i = 0; describe_gpu(i, &gpu) == RA_OK; i++)
         json_array_append_new(gpus, json_pack("{s:s, s:i, s:i, s:i, s:I}", "name", gpu.name, "major", (int)gpu.major, "minor",
                                               (int)gpu.minor, "processors", (int)gpu.processors, "memory_bytes",
                                               (json_int_t)gpu.memory));
@@ -53,10 +63,10 @@ ra_status command_info(const settings *s, bool *check_failed) {
     printf("kernel            %s\n", chosen_kernel());
     for (int i = 0; ra_kernel_list(i, &k); i++) printf("  %-15s %s\n", k.name, k.available ? "available" : k.reason);
     ra_cuda_device gpu;
-    if (ra_cuda_probe(&gpu) == RA_OK)
-        printf("GPUs              %s, compute capability %d.%d, %s\n", gpu.name, gpu.major, gpu.minor,
+    if (describe_gpu(0, &gpu) != RA_OK) printf("GPUs              none: %s\n", ra_last_error());
+    for (int i = 0; describe_gpu(i, &gpu) == RA_OK; i++)
+        printf("%-17s %s, compute capability %d.%d, %s\n", i ? "" : "GPUs", gpu.name, gpu.major, gpu.minor,
                show_bytes((double)gpu.memory));
-    else printf("GPUs              none: %s\n", ra_last_error());
     printf("transports        self, threads; mpi through\n");
     for (int i = 0; i < MPI_COUNT; i++) {
         char text[256];

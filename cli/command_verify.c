@@ -68,7 +68,7 @@ static void draw_execution(dice *d, settings *c) {
     if (!c->given[OPT_RING_SIZE] && !c->offload) c->ring_size = pick(d, rings, 7);
     if (!c->given[OPT_LAYOUT]) c->layout = 1 + (int)roll(d, 3);
     if (!c->given[OPT_BUCKET]) c->bucket = pick(d, buckets, 5);
-    if (!c->given[OPT_DTYPE]) c->dtype = (int)pick(d, dtypes, 5);
+    if (!c->given[OPT_DTYPE]) c->dtype = (int)pick(d, dtypes, c->device == DEVICE_CUDA ? 4 : 5); /* GPUs compute no f64 */
     if (!c->given[OPT_THREADS]) c->threads = 1 + roll(d, 2);
 }
 

@@ -12,6 +12,7 @@
 #include "cli.h"
 #include "core/status.h"
 #include "progress.h"
+#include "ringattn_cuda.h"
 #include "ringattn_mpi.h"
 #include "trace.h"
 
@@ -26,6 +27,19 @@ bool group_launched(const settings *s) {
 
 int group_launcher_rank(void) {
     static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"};
+    for (int i = 0; i < 3; i++)
+        if (getenv(names[i])) return (int)strtol(getenv(names[i]), NULL, 10);
+    return 0;
+}
+
+/* Of a host's GPUs each rank takes another; if there are fewer, some share one. Where there is none, who needs it says so. */
+static ra_status take_gpu(int local_rank) {
+    int gpus;
+    return ra_cuda_count(&gpus) == RA_OK && gpus > 1 ? ra_cuda_use(local_rank % gpus) : RA_OK;
+}
+
+static int launcher_local_rank(void) {
+    static const char *const names[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"};
     for (int i = 0; i < 3; i++)
         if (getenv(names[i])) return (int)strtol(getenv(names[i]), NULL, 10);
     return 0;
@@ -50,6 +64,7 @@ ra_status group_ranks(const settings *s, int *ranks) {
         signal(SIGUSR1, SIG_IGN);
     }
     RA_TRY(set_timeouts(s, world));
+    if (s->device == DEVICE_CUDA) RA_TRY(take_gpu(launcher_local_rank()));
     *ranks = ra_comm_size(world);
     if (ra_comm_rank(world) != 0 && !freopen("/dev/null", "w", stdout)) return ra_fail(RA_IO, "/dev/null cannot be written");
     if (s->given[OPT_RING_SIZE] && s->ring_size != *ranks)
@@ -77,6 +92,7 @@ ra_status group_open(const settings *s, int ranks, group *g) {
     memset(g, 0, sizeof *g);
     g->ranks = ranks;
     g->local = world ? 1 : ranks;
+    g->on_gpus = s->device == DEVICE_CUDA;
     g->comms = calloc((size_t)g->local, sizeof(ra_comm *));
     if (!g->comms) return ra_fail(RA_NOMEM, "no memory for %d ranks", ranks);
     ra_status status = RA_OK;
@@ -119,7 +135,8 @@ typedef struct rank_thread {
 
 static void *rank_main(void *arg) {
     rank_thread *t = arg;
-    t->status = t->body(&t->job);
+    t->status = t->job.group->on_gpus ? take_gpu(t->job.rank) : RA_OK;
+    if (t->status == RA_OK) t->status = t->body(&t->job);
     if (t->status != RA_OK) {
         snprintf(t->sentence, sizeof t->sentence, "%s", ra_last_error());
         ra_comm_abort(t->job.comm, t->status, t->sentence);

@@ -13,6 +13,7 @@ typedef struct group {
     int ranks;
     int first, local;     /* the ranks of this process */
     ra_comm **comms;      /* [local] */
+    bool on_gpus;         /* they compute on GPUs, each on another one as far as there are any */
     _Atomic int64_t done; /* for the progress bar: rank bodies add to it, up to total */
     int64_t total;
     double expected; /* or, where nothing can be counted, the seconds that it should take; 0: unknown */

@@ -3,7 +3,8 @@
  * Programs that do use CUDA need nothing from here: set ra_attention_desc.device to RA_DEVICE_CUDA and pass device pointers and
  * a cudaStream_t to ra_forward and ra_backward. The CUDA part is a shared object of its own, loaded by the first call that
  * needs it; without it, or without a usable GPU, calls return RA_NOT_AVAILABLE and ra_last_error() says why. Every call
- * concerns the calling thread's current device.
+ * concerns the calling thread's current device. A communicator keeps to the device of its first plan: plans and calls that find
+ * another one current are RA_INVALID.
  *
  * ra_forward and ra_backward enqueue their work on the stream and return. They allocate only in the first call of each and when
  * a further stream or a capture needs a workspace of its own. Calls on several streams may overlap. At one rank they never
@@ -13,9 +14,9 @@
  * It cannot be captured.
  *
  * Over several ranks a call returns when its ranks have met for the last time, while the device may still compute. Ranks of one
- * process (ra_comm_threads) copy straight from each other's workspaces, and each needs a stream of its own: the same for two of
- * them is RA_INVALID. Over any other transport messages are staged in pinned host memory, as many bytes as the messages take in
- * the workspace. Results of a call that fails become NaN, in order with the stream.
+ * process (ra_comm_threads), on one GPU or one each, copy straight from each other's workspaces, and each needs a stream of its
+ * own: the same for two of them is RA_INVALID. Over any other transport messages are staged in pinned host memory, as many
+ * bytes as the messages take in the workspace. Results of a call that fails become NaN, in order with the stream.
  */
 #ifndef RINGATTN_CUDA_H
 #define RINGATTN_CUDA_H
@@ -32,6 +33,11 @@ typedef struct ra_cuda_device {
     int32_t processors;
     int64_t memory; /* bytes in all */
 } ra_cuda_device;
+
+/* How many GPUs this process sees; makes one of them the calling thread's current device; which one is that? */
+RA_API ra_status ra_cuda_count(int *gpus);
+RA_API ra_status ra_cuda_use(int gpu);
+RA_API ra_status ra_cuda_current(int *gpu);
 
 /* Describes the current device (device may be NULL). RA_NOT_AVAILABLE: no CUDA part, no driver, no GPU, or one before
  * Ampere. */

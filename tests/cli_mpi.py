@@ -89,7 +89,7 @@ class UnderALauncher(kit.Case):
     def test_gpus_of_several_processes_give_the_bits_of_one_process(self):
         """On the stand-in for a GPU, by every lane: processes that copy from each other, use NCCL or stage over MPI, and
         threads."""
-        variables = {**self.on_stand_in(), "RINGATTN_DEBUG": "info"}
+        variables = {**self.on_stand_in(), "RINGATTN_DEBUG": "info", "RINGATTN_STAND_IN_GPUS": "2"}
         options = ["--device", "cuda", "--causal", "--layout", "zigzag", "--schedule", "ring", "--bucket", 16,
                    "--dout", self.path("dout.npy")]
         lanes = (("", "goes by IPC"), ("nccl", "goes by NCCL 2.28.3"),
@@ -102,6 +102,8 @@ class UnderALauncher(kit.Case):
                     done = (launch(mpi, 3, *args, variables=own) if where == "m" else
                             kit.run(*args, "--ring-size", 3, env={**os.environ, **own}))
                     self.assertEqual(done.returncode, 0, done.stderr)
+                    for rank in range(3):
+                        self.assertIn(f"rank {rank} computes on GPU {rank % 2}\n", done.stderr)
                     if where == "m":
                         self.assertIn("rank 2: payload between processes " + said, done.stderr)
                 for name in ("dq", "dk", "dv", "out"):

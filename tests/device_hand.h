@@ -19,11 +19,12 @@ typedef struct hand {
     double seconds[RANKS]; /* of plan and calls */
     int calls;
     bool checksum; /* the lane is staged, then */
+    int gpus;      /* among which the ranks are dealt */
 } hand;
 
 /* Opens a ring that makes one call. */
 static inline void hand_open(hand *h, test_transport transport) {
-    *h = (hand){.calls = 1};
+    *h = (hand){.calls = 1, .gpus = 1};
     test_rng rng = {test_seed(54)};
     for (int rank = 0; rank < RANKS; rank++) {
         h->streams[rank] = &h->out[rank];
@@ -46,7 +47,8 @@ static inline void hand_call(void *arg, int rank) {
     desc.checksum = h->checksum;
     ra_plan *plan = NULL;
     const double begin = ra_seconds();
-    ra_status status = ra_plan_create(h->ring.comms[rank], &desc, &plan);
+    ra_status status = ra_cuda_use(rank % h->gpus);
+    if (status == RA_OK) status = ra_plan_create(h->ring.comms[rank], &desc, &plan);
     const ra_tensor q = ra_tensor_bnhd(h->q[rank], ROWS, HEADS, DIM);
     const ra_forward_args args = {
         .q = q, .k = q, .v = q, .out = ra_tensor_bnhd(h->out[rank], ROWS, HEADS, DIM), .stream = h->streams[rank]};

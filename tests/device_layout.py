@@ -63,7 +63,7 @@ class Layout(unittest.TestCase):
     def test_a_module_that_lacks_a_function_is_refused_by_its_name(self):
         environment = dict(os.environ, RINGATTN_MODULE_PATH=os.path.dirname(module("partial")))
         answer = subprocess.run([PROGRAM, "info"], capture_output=True, text=True, timeout=60, check=False, env=environment)
-        self.assertIn("it has no probe", answer.stdout + answer.stderr)
+        self.assertIn("it has no count", answer.stdout + answer.stderr)
 
 
 if __name__ == "__main__":

@@ -172,6 +172,41 @@ static void a_slow_lane_holds_back_what_arrives_beside_what_is_computed(void **s
     }
 }
 
+/* Kernels of the stand-in take no other GPU's memory, and no copy between GPUs for which nobody has opened the way. */
+static void ranks_with_a_gpu_each_give_the_same_bits_and_keep_to_it(void **state) {
+    (void)state;
+    static float shared[RANKS][NUMBERS];
+    for (int staged = 0; staged < 2; staged++) {
+        hand *h = open_threads();
+        h->checksum = staged;
+        run(h);
+        memcpy(shared, h->out, sizeof shared);
+        test_ring_close(&h->ring);
+        setenv("RINGATTN_STAND_IN_GPUS", "3", 1);
+        for (int gpus = 2; gpus <= 3; gpus++) {
+            h = open_threads();
+            h->checksum = staged;
+            h->gpus = gpus;
+            run(h);
+            for (int rank = 0; rank < RANKS; rank++)
+                if (h->status[rank] != RA_OK) fail_msg("rank %d: %s", rank, h->error[rank]);
+            assert_memory_equal(shared, h->out, sizeof shared);
+            h->gpus = 1;
+            run(h);
+            assert_int_equal(h->status[1], RA_INVALID);
+            assert_non_null(strstr(h->error[1], "rank 1 began on GPU 1 and keeps to it, but now GPU 0 is the current one"));
+            for (int rank = 0; rank < RANKS; rank++) assert_int_not_equal(h->status[rank], RA_OK);
+            test_ring_close(&h->ring);
+        }
+        unsetenv("RINGATTN_STAND_IN_GPUS");
+    }
+    int gpus = 0;
+    assert_int_equal(ra_cuda_count(&gpus), RA_OK);
+    assert_int_equal(gpus, 1);
+    assert_int_equal(ra_cuda_use(1), RA_INVALID);
+    assert_non_null(strstr(ra_last_error(), "gpu is 1, and this process sees 1"));
+}
+
 static void two_ranks_of_a_process_with_one_stream_are_refused(void **state) {
     (void)state;
     hand *h = open_threads();
@@ -227,6 +262,7 @@ int main(void) {
         cmocka_unit_test(the_next_bucket_travels_while_this_one_is_computed),
         cmocka_unit_test(a_slow_lane_holds_back_what_arrives_beside_what_is_computed),
         cmocka_unit_test(a_gpu_keeps_its_bucket),
+        cmocka_unit_test(ranks_with_a_gpu_each_give_the_same_bits_and_keep_to_it),
         cmocka_unit_test(two_ranks_of_a_process_with_one_stream_are_refused),
         cmocka_unit_test(a_call_of_several_ranks_is_not_captured_into_a_graph),
     };

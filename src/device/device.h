@@ -93,6 +93,9 @@ typedef struct ra_net_ops {
 
 /* How payload gets to and from memory that is the device's own, beside what a call computes (ring/lane.h). */
 typedef struct ra_copy_ops {
+    /* Which of several devices of this kind is the calling thread's. Copies to it from another one of them may go straight. */
+    ra_status (*current)(int *number);
+    ra_status (*reach)(int number);
     const ra_memory *pinned; /* host memory to and from which copies are asynchronous */
     /* A queue of its own, beside the calls'. */
     ra_status (*open)(ra_queue *queue);

@@ -25,9 +25,24 @@ static ra_pool *pool_of(ra_comm *comm, const ra_device_ops *device) {
     return comm->device_pool;
 }
 
+/* What a communicator has on a device, workspaces and streams, is of no use on another one. */
+static ra_status keep_place(ra_comm *comm, const ra_device_ops *device) {
+    int place = 0;
+    if (!device->copies) return RA_OK;
+    RA_TRY(device->copies->current(&place));
+    if (!comm->placed) ra_log(RA_LOG_INFO, "rank %d computes on %s %d", comm->rank, device->name, place);
+    if (comm->placed && comm->place != place)
+        return ra_fail(RA_INVALID, "rank %d began on %s %d and keeps to it, but now %s %d is the current one", comm->rank,
+                       device->name, comm->place, device->name, place);
+    comm->placed = true;
+    comm->place = place;
+    return RA_OK;
+}
+
 ra_status ra_call_reserve(ra_entry *entry) {
     const ra_device_ops *device = entry->plan.kernel->device;
     if (!device->memory) return RA_OK;
+    RA_TRY(keep_place(entry->comm, device));
     ra_pool *pool = pool_of(entry->comm, device);
     if (!pool) return ra_fail(RA_NOMEM, "no memory for a pool");
     RA_TRY(ra_lane_open(entry->comm, device->copies));
@@ -74,7 +89,8 @@ ra_status ra_call_begin(ra_call *call, ra_entry *entry, const char *phase, const
                          "a call of several ranks cannot be captured into a CUDA graph: the ranks exchange messages while it "
                          "is made");
     else if (!call->pool) status = ra_fail(RA_NOMEM, "no memory for a pool");
-    else status = ra_pool_take_for(call->pool, workspace_bytes, device->owner(&call->queue), &block);
+    else status = keep_place(comm, device);
+    if (status == RA_OK) status = ra_pool_take_for(call->pool, workspace_bytes, device->owner(&call->queue), &block);
     if (status == RA_OK && device->by_workers) status = ra_comm_workers(comm, entry->plan.threads);
     call->queue.workers = comm->workers;
     call->workspace = block;

@@ -27,6 +27,8 @@ struct ra_comm {
     void (*trace)(void *ctx, const ra_trace_event *event); /* NULL: nobody looks */
     void *trace_ctx;
     ra_pool *pool, *device_pool;     /* the second is made by the first plan on a device */
+    bool placed;    /* there was a plan on a device with memory of its own, */
+    int place;      /* which is this one of its kind */
     ra_lane *lane;                   /* made by the first plan of several ranks on a device with memory of its own */
     ra_offload *offload;             /* made by the first plan with offload */
     ra_workers *workers;             /* of the latest call */

@@ -36,7 +36,8 @@ typedef struct ra_note {
     int64_t bytes;       /* of the payload */
     const char *payload; /* direct: where it lies, */
     void *moment;        /* from when on; of a receipt, the moment when it was copied, */
-    const void *owner;   /* and the owner of the sender's work */
+    const void *owner;   /* and the owner of the sender's work, */
+    int place;           /* on this one of several devices */
     int64_t offset;      /* ipc: where it lies in the sender's window, */
     uint64_t number;     /* and the counter's number that is reached then */
 } ra_note;
@@ -86,6 +87,7 @@ struct ra_lane {
                      * about to begin), and into it */
     bool copying;   /* staged: copies to the device read frames until `in` */
     bool departed;  /* nccl: the messages of this step are enqueued */
+    uint64_t reached; /* direct: other devices from which copies go straight, a bit for each of the first 64 */
     ra_pool *staging;
     bool decided; /* how processes exchange payload: by one of these, or staged */
     ra_ipc *ipc;

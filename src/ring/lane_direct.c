@@ -10,11 +10,22 @@ static ra_status direct_announce(ra_call *call, const ra_parcel *parcel, ra_note
     notice->payload = ra_frame_payload(parcel->frame);
     notice->moment = call->lane->computed;
     notice->owner = call->device->owner(&call->queue);
+    notice->place = call->comm->place;
     return RA_OK;
 }
 
+/* Once for each other device. */
+static ra_status reach(ra_lane *lane, int place) {
+    const uint64_t bit = place < 64 ? (uint64_t)1 << place : 0;
+    if (lane->reached & bit) return RA_OK;
+    lane->reached |= bit;
+    return lane->copies->reach(place);
+}
+
 static ra_status direct_find(ra_call *call, const ra_parcel *parcel, const ra_note *notice, const char **payload) {
-    if (notice->owner == call->device->owner(&call->queue))
+    const bool apart = notice->place != call->comm->place;
+    if (apart) RA_TRY(reach(call->lane, notice->place));
+    else if (notice->owner == call->device->owner(&call->queue))
         return ra_fail(RA_INVALID, "ranks %d and %d of this process use the same stream, and each needs one of its own",
                        (int)ra_min(parcel->peer, call->comm->rank), (int)ra_max(parcel->peer, call->comm->rank));
     *payload = notice->payload;

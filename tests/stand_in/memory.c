@@ -19,11 +19,45 @@ static ra_status refuse(ra_cuda_error *error, ra_status status, const char *sent
     return status;
 }
 
+/* ------------------------------------------------------------------------------------------------------------------ GPUs */
+
+enum { MOST_GPUS = 8 };
+
+static _Thread_local int current;                 /* the thread's GPU */
+static atomic_bool reached[MOST_GPUS][MOST_GPUS]; /* copies from the second to the first go straight */
+
+/* RINGATTN_STAND_IN_GPUS: how many there are, instead of one. */
+ra_status ra_cuda_backend_count(int *gpus, ra_cuda_error *error) {
+    (void)error;
+    const char *text = getenv("RINGATTN_STAND_IN_GPUS");
+    *gpus = text ? atoi(text) : 1;
+    return RA_OK;
+}
+
+ra_status ra_cuda_backend_use(int gpu, ra_cuda_error *error) {
+    (void)error;
+    current = gpu;
+    return RA_OK;
+}
+
+ra_status ra_cuda_backend_current(int *gpu, ra_cuda_error *error) {
+    (void)error;
+    *gpu = current;
+    return RA_OK;
+}
+
+ra_status ra_cuda_backend_reach(int gpu, ra_cuda_error *error) {
+    (void)error;
+    atomic_store(&reached[current][gpu], true);
+    return RA_OK;
+}
+
 /* ---------------------------------------------------------------------------------------------------------------- memory */
 
 /* A file of whole pages, at the end of which the memory lies: who goes beyond is stopped by the page after the file's end. */
 typedef struct block {
     char *memory;
+    int gpu; /* -1: it is the host's */
     size_t bytes, pages;
     int file;
     struct block *next;
@@ -42,7 +76,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static block *blocks;
 
 /* Takes the file over. NULL: it cannot be mapped. */
-static char *add_block(int file, size_t bytes, size_t pages) {
+static char *add_block(int file, size_t bytes, size_t pages, int gpu) {
     block *made = malloc(sizeof *made);
     void *first = made ? mmap(NULL, pages + PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
     if (first == MAP_FAILED) {
@@ -50,7 +84,7 @@ static char *add_block(int file, size_t bytes, size_t pages) {
         close(file);
         return NULL;
     }
-    *made = (block){.memory = (char *)first + pages - bytes, .bytes = bytes, .pages = pages, .file = file};
+    *made = (block){.memory = (char *)first + pages - bytes, .gpu = gpu, .bytes = bytes, .pages = pages, .file = file};
     pthread_mutex_lock(&mutex);
     made->next = blocks;
     blocks = made;
@@ -71,13 +105,17 @@ static void remove_block(void *memory) {
 }
 
 /* Anything may be in new memory. */
-ra_status ra_cuda_backend_alloc(int64_t bytes, void **memory, ra_cuda_error *error) {
+static ra_status allocate(int64_t bytes, int gpu, void **memory, ra_cuda_error *error) {
     const size_t size = ((size_t)bytes + 255) / 256 * 256 + 256, pages = (size + PAGE - 1) / PAGE * PAGE;
     const int file = memfd_create("stand-in", MFD_CLOEXEC);
-    *memory = file >= 0 && ftruncate(file, (off_t)pages) == 0 ? add_block(file, size, pages) : NULL;
+    *memory = file >= 0 && ftruncate(file, (off_t)pages) == 0 ? add_block(file, size, pages, gpu) : NULL;
     if (!*memory) return refuse(error, RA_NOMEM, "memfd_create failed");
     memset(*memory, 0xff, size); /* NaN in every type */
     return RA_OK;
+}
+
+ra_status ra_cuda_backend_alloc(int64_t bytes, void **memory, ra_cuda_error *error) {
+    return allocate(bytes, current, memory, error);
 }
 
 void ra_cuda_backend_free(void *memory) {
@@ -103,25 +141,32 @@ ra_status ra_cuda_backend_import(const char *text, void **memory, ra_cuda_error 
     if (getenv("RINGATTN_STAND_IN_REFUSES")) return refuse(error, RA_DEVICE, "the stand-in opens no memory");
     snprintf(path, sizeof path, "/proc/%ld/fd/%d", (long)given.process, given.file);
     const int file = open(path, O_RDWR | O_CLOEXEC);
-    if (file >= 0) *memory = add_block(file, given.bytes, given.pages);
+    if (file >= 0) *memory = add_block(file, given.bytes, given.pages, current);
     return *memory ? RA_OK : refuse(error, RA_DEVICE, "there is no such memory");
 }
 
 void ra_cuda_backend_release(void *memory) { remove_block(memory); }
 
 ra_status ra_cuda_backend_pin(int64_t bytes, void **memory, ra_cuda_error *error) {
-    return ra_cuda_backend_alloc(bytes, memory, error);
+    return allocate(bytes, -1, memory, error);
 }
 
 void ra_cuda_backend_unpin(void *memory) { ra_cuda_backend_free(memory); }
 
-static bool is_known(const void *memory) {
+/* Is the memory of a block? *gpu: whose; -1: the host's. */
+static bool is_known(const void *memory, int *gpu) {
     const char *at = memory;
     pthread_mutex_lock(&mutex);
     const block *b = blocks;
     while (b && (at < b->memory || at >= b->memory + b->bytes)) b = b->next;
+    *gpu = b ? b->gpu : -1;
     pthread_mutex_unlock(&mutex);
     return b != NULL;
+}
+
+bool memory_is_near(const void *memory) {
+    int gpu;
+    return !is_known(memory, &gpu) || gpu < 0 || gpu == current;
 }
 
 typedef struct copy_call {
@@ -138,11 +183,15 @@ static void run_copy(void *arg) {
 }
 
 ra_status ra_cuda_backend_copy(void *to, const void *from, int64_t bytes, void *stream, ra_cuda_error *error) {
+    int here, there;
+    const bool known_to = is_known(to, &here), known_from = is_known(from, &there);
+    if (here >= 0 && there >= 0 && here != there && !atomic_load(&reached[here][there]))
+        return refuse(error, RA_DEVICE, "a copy between GPUs goes through the host"); /* CUDA says nothing, and is slow */
     copy_call *call = malloc(sizeof *call);
     if (!call) return refuse(error, RA_NOMEM, "no memory for a copy");
     *call = (copy_call){to, from, bytes};
     const long ticket = stream_enqueue(stream, run_copy, call);
-    if (!is_known(to) || !is_known(from)) stream_wait(stream, ticket);
+    if (!known_to || !known_from) stream_wait(stream, ticket);
     return RA_OK;
 }
 

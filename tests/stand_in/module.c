@@ -73,9 +73,19 @@ static void run_call(void *arg) {
     free(c);
 }
 
+static bool is_near(const call *c) {
+    const void *const used[] = {c->forward.q.data, c->forward.out.data, c->forward.acc.data, c->forward.scratch,
+                                c->backward.q.data, c->backward.dq.data, c->backward.dq_acc.data, c->backward.scratch,
+                                c->a.data, c->b.data};
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++)
+        if (!memory_is_near(used[i])) return false;
+    return true;
+}
+
 /* items and used may be NULL. */
 static ra_status enqueue(call wanted, const ra_problem *p, const ra_item *items, int64_t item_count, const ra_used_rows *used,
                          void *stream, ra_cuda_error *error) {
+    if (!is_near(&wanted)) return refuse(error, RA_DEVICE, "an illegal memory access was encountered: it is another GPU's");
     call *c = copy_of(&wanted, 1, sizeof wanted);
     if (ra_kernel_find(NULL, RA_DEVICE_CPU, p, &c->kernel) != RA_OK || ra_workers_create(1, &c->workers) != RA_OK) {
         free(c);

@@ -14,6 +14,8 @@ void stream_wait(void *stream, long ticket);
 bool stream_passed(void *stream, long ticket);
 /* Takes as many milliseconds more as an environment variable says. */
 void stream_slow_down(const char *variable);
+/* May a kernel on the calling thread's GPU use this memory? Not if it is another GPU's. */
+bool memory_is_near(const void *memory);
 /* Waits until everything that was enqueued on any stream is done. */
 void stream_wait_all(void);
 

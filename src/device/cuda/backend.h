@@ -33,6 +33,12 @@ typedef struct ra_cuda_error {
 #define RA_CUDA_FUNCTIONS(X)                                                                                                   \
     /* The facts of layout.h, as the module was compiled: at most `capacity` bytes with the final 0. Returns their length. */  \
     X(int64_t, layout, (char *text, int64_t capacity))                                                                         \
+    /* How many GPUs there are; makes one the calling thread's current device; which one is that? */                           \
+    X(ra_status, count, (int *gpus, ra_cuda_error *error))                                                                     \
+    X(ra_status, use, (int gpu, ra_cuda_error *error))                                                                         \
+    X(ra_status, current, (int *gpu, ra_cuda_error *error))                                                                    \
+    /* From now on copies from another GPU to the current one go straight, if they can. */                                     \
+    X(ra_status, reach, (int gpu, ra_cuda_error *error))                                                                       \
     /* RA_OK when the current device can run the kernels; RA_NOT_AVAILABLE says why not. device may be NULL. */                \
     X(ra_status, probe, (ra_cuda_device *device, ra_cuda_error *error))                                                        \
     /* NULL if the wanted kernel computes this problem on the current device, else why not. */                                 \

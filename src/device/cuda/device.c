@@ -132,6 +132,8 @@ static ra_status await_counter(const ra_queue *queue, uint64_t *counter, uint64_
 }
 
 static const ra_copy_ops copies = {
+    .current = ra_cuda_current,
+    .reach = ra_cuda_reach,
     .pinned = &pinned_memory,
     .open = open_queue,
     .close = close_queue,

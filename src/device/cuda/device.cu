@@ -47,6 +47,36 @@ extern "C" const char *ra_cuda_backend_nccl(void) { return "libnccl.so.2"; }
 
 extern "C" int64_t ra_cuda_backend_layout(char *text, int64_t capacity) { return ra_layout_text(text, capacity); }
 
+extern "C" ra_status ra_cuda_backend_count(int *gpus, ra_cuda_error *error) {
+    *gpus = 0;
+    const cudaError_t code = cudaGetDeviceCount(gpus);
+    if (code == cudaSuccess || code == cudaErrorNoDevice) return RA_OK;
+    snprintf(error->text, sizeof error->text, "no usable GPU: %s", cudaGetErrorString(code));
+    return RA_NOT_AVAILABLE;
+}
+
+extern "C" ra_status ra_cuda_backend_use(int gpu, ra_cuda_error *error) {
+    RA_CUDA_TRY(error, cudaSetDevice(gpu));
+    return RA_OK;
+}
+
+extern "C" ra_status ra_cuda_backend_current(int *gpu, ra_cuda_error *error) {
+    RA_CUDA_TRY(error, cudaGetDevice(gpu));
+    return RA_OK;
+}
+
+/* Without it the driver takes such copies through the host. */
+extern "C" ra_status ra_cuda_backend_reach(int gpu, ra_cuda_error *error) {
+    int id, can = 0;
+    RA_CUDA_TRY(error, cudaGetDevice(&id));
+    RA_CUDA_TRY(error, cudaDeviceCanAccessPeer(&can, id, gpu));
+    if (!can) return RA_OK;
+    const cudaError_t code = cudaDeviceEnablePeerAccess(gpu, 0);
+    if (code == cudaSuccess) return RA_OK;
+    cudaGetLastError(); /* it would be reported by whoever looks next */
+    return code == cudaErrorPeerAccessAlreadyEnabled ? RA_OK : ra::cuda_failed(error, "cudaDeviceEnablePeerAccess", code);
+}
+
 extern "C" ra_status ra_cuda_backend_probe(ra_cuda_device *device, ra_cuda_error *error) {
     int count = 0, id = 0;
     cudaDeviceProp properties;

@@ -173,6 +173,11 @@ ra_status ra_cuda_passed(void *event, bool *passed) {
     return told(backend.passed(event, passed, &failure));
 }
 
+ra_status ra_cuda_reach(int gpu) {
+    RA_TRY(need());
+    return told(backend.reach(gpu, &failure));
+}
+
 ra_status ra_cuda_export(void *memory, char handle[RA_HANDLE_BYTES]) {
     RA_TRY(need());
     return told(backend.export(memory, handle, &failure));
@@ -272,6 +277,26 @@ CUDA_KERNEL(sm90a, RA_CUDA_SM90A)
 CUDA_KERNEL(sm80, RA_CUDA_SM80)
 
 /* ---------------------------------------------------------------------------------------------------------------- public */
+
+ra_status ra_cuda_count(int *gpus) {
+    if (!gpus) return ra_fail(RA_INVALID, "gpus is NULL");
+    *gpus = 0;
+    RA_TRY(need());
+    return told(backend.count(gpus, &failure));
+}
+
+ra_status ra_cuda_use(int gpu) {
+    int gpus;
+    RA_TRY(ra_cuda_count(&gpus));
+    if (gpu < 0 || gpu >= gpus) return ra_fail(RA_INVALID, "gpu is %d, and this process sees %d", gpu, gpus);
+    return told(backend.use(gpu, &failure));
+}
+
+ra_status ra_cuda_current(int *gpu) {
+    if (!gpu) return ra_fail(RA_INVALID, "gpu is NULL");
+    RA_TRY(need());
+    return told(backend.current(gpu, &failure));
+}
 
 ra_status ra_cuda_probe(ra_cuda_device *device) {
     RA_TRY(need());
