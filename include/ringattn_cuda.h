@@ -15,8 +15,9 @@
  *
  * Over several ranks a call returns when its ranks have met for the last time, while the device may still compute. Ranks of one
  * process (ra_comm_threads), on one GPU or one each, copy straight from each other's workspaces, and each needs a stream of its
- * own: the same for two of them is RA_INVALID. Over any other transport messages are staged in pinned host memory, as many
- * bytes as the messages take in the workspace. Results of a call that fails become NaN, in order with the stream.
+ * own: the same for two of them is RA_INVALID. Between processes messages go by CUDA IPC, by NCCL, or staged in pinned host
+ * memory, as many bytes as the messages take in the workspace. Results of a call that fails become NaN, in order with the
+ * stream.
  */
 #ifndef RINGATTN_CUDA_H
 #define RINGATTN_CUDA_H
