@@ -9,9 +9,11 @@
 #include <jansson.h>
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
+#include "cli.h"
 #include "core/dtype.h"
 #include "core/size.h"
 #include "core/status.h"
@@ -197,38 +199,27 @@ double machine_rank_seconds(const machine *m, const ra_attention_desc *desc, int
     return fmax(compute, exchange) + fmin(compute, bare);
 }
 
-/* From the summaries of `count` of all ranks. */
-static void predict(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *some, int count,
-                    machine_prediction *p) {
+void machine_predict_from(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *all,
+                          machine_prediction *p) {
     *p = (machine_prediction){0};
     double *passes[2] = {&p->forward, &p->backward}, computing[2] = {0, 0};
-    for (int i = 0; i < count; i++) {
+    for (int i = 0; i < ranks; i++) {
         for (int backward = 0; backward < 2; backward++) {
-            *passes[backward] = fmax(*passes[backward], machine_rank_seconds(m, desc, ranks, &some[i], backward));
-            computing[backward] += compute_seconds(m, desc, ranks, &some[i], backward) * (double)ranks / count;
+            *passes[backward] = fmax(*passes[backward], machine_rank_seconds(m, desc, ranks, &all[i], backward));
+            computing[backward] += compute_seconds(m, desc, ranks, &all[i], backward);
         }
-        p->pairs += (double)some[i].pairs / count;
+        p->pairs += (double)all[i].pairs / ranks;
     }
     /* On one device ranks take turns, and what one of them waits for, the others hide. */
     for (int backward = 0; backward < 2 && m->shared; backward++)
         *passes[backward] = fmax(*passes[backward], computing[backward]);
 }
 
-void machine_predict_from(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *all,
-                          machine_prediction *p) {
-    predict(m, desc, ranks, all, ranks, p);
-}
-
 ra_status machine_predict(const machine *m, const ra_attention_desc *desc, int ranks, machine_prediction *p) {
-    enum { MOST = 16 };
-    ra_rank_summary some[MOST];
-    const int looks = (int)ra_min(ranks, ranks > 64 ? 4 : MOST); /* the first and the last rank among them */
-    for (int64_t i = 0; i < looks; i++) {
-        int rank = looks > 1 ? (int)(i * (ranks - 1) / (looks - 1)) : 0;
-        some[i] = (ra_rank_summary){.struct_size = sizeof some[i]};
-        RA_TRY(ra_plan_summary(desc, rank, ranks, &some[i]));
-    }
-    predict(m, desc, ranks, some, looks, p);
+    ra_rank_summary *all;
+    RA_TRY(plan_ranks(desc, ranks, &all));
+    machine_predict_from(m, desc, ranks, all, p);
+    free(all);
     return RA_OK;
 }
 

@@ -36,7 +36,6 @@ typedef struct machine_prediction {
     double forward, backward; /* seconds of the slowest rank, whose exchange runs beside its computing */
     double pairs;             /* of a rank, on average */
 } machine_prediction;
-/* Looks at all ranks, or at some when there are many. */
 ra_status machine_predict(const machine *m, const ra_attention_desc *desc, int ranks, machine_prediction *prediction);
 /* The same where the summaries of all ranks are known already. */
 void machine_predict_from(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *all,

@@ -27,6 +27,21 @@ class Forecast(kit.Case):
         cases, inside = map(int, re.search(r"Of the (\d+) cases .*, (\d+) are within 15 %", table).groups())
         self.assertGreaterEqual(inside, 0.8 * cases)
 
+    def test_the_page_shows_the_scaling_that_plans_predict(self):
+        with open(os.path.join(ROOT, "docs", "scaling.md"), encoding="utf-8") as file:
+            page = file.read()
+        rows = re.findall(r"^\| (\d+) \| (.*) \|$", page, re.M)
+        self.assertEqual([int(ranks) for ranks, _ in rows], [2**i for i in range(11)])
+        dense, dilated = (line.split()[1:] for line in re.findall(r"^ringattn plan --machine h200x64 .*$", page, re.M))
+        short, long, sparse = (self.json(*line) for line in (dense, [*dense, "--seq", "8M"], dilated))
+        columns = short["strong_scaling"], long["strong_scaling"], short["weak_scaling"], sparse["strong_scaling"]
+        for i, (_, cells) in enumerate(rows):
+            for predicted, cell in zip((column[i] for column in columns), cells.split(" | "), strict=True):
+                time, unit, share = re.fullmatch(r"([\d.]+) (s|min), (\d+) %", cell).groups()
+                seconds = float(time) * {"s": 1, "min": 60}[unit]
+                self.assertAlmostEqual(predicted["predicted_ms"] / 1e3 / seconds, 1, delta=0.005, msg=cell)
+                self.assertAlmostEqual(100 * predicted["efficiency"], int(share), delta=0.51, msg=cell)
+
     def test_it_measures_and_predicts(self):
         shown = forecast("--groups", "offload", "--seq", 300, "--repeat", 1, "--out", self.path("found"))
         with open(self.path("found.json"), encoding="utf-8") as file:

@@ -328,6 +328,13 @@ class Promises(kit.Case):
         self.assertLess(value["strong_scaling"][-1]["efficiency"], 0.2)
         self.assertGreater(value["weak_scaling"][-1]["efficiency"], 0.9)
 
+    def test_a_row_of_scaling_is_what_a_plan_of_as_many_ranks_says(self):
+        for options in (["--layout", "zigzag"], ["--layout", "contiguous"]):  # the second rank is slowest, the last but one
+            shape = ["--seq", "1M", "--heads", 16, "--head-dim", 128, "--dtype", "bf16", "--causal", *options, "--machine", "h200x64"]
+            rows = {row["ring_size"]: row["predicted_ms"] for row in self.json("plan", *shape, "--ring-size", 8)["strong_scaling"]}
+            for ranks in (32, 128):
+                self.assertAlmostEqual(rows[ranks], self.json("plan", *shape, "--ring-size", ranks)["predicted_ms"])
+
 
 if __name__ == "__main__":
     kit.main()
