@@ -103,8 +103,8 @@ TABLES = {
     ),
     "memory": (
         "Memory of a rank",
-        "Tensors and workspace, forward and backward, in MiB, of the rank that has most; and of all ranks, by the plan and by\n"
-        "what the driver has less.",
+        "Tensors and workspace, forward and backward, in MiB, of the rank that has most; and of all ranks, as planned and by\n"
+        "how much less the driver has free.",
         ("planned", "measured", "all, planned", "all, by the driver"),
         cells_of_memory,
     ),
