@@ -113,6 +113,21 @@ class Results(kit.Case):
                   (f"{report.span([report.against(row, 'cuDNN') for row in backward])} of cuDNN", "dense backward"),
                   (report.span([report.against(row, "FA4", "FA4 fixed order") for row in backward]) + " of FlashAttention-4",
                    "dense backward")]
+        one, several = ([row for row in rows("h200-few", "few") if f"queries={n} " in row["case"]] for n in (1, 16))
+        quoted += [(f"{report.span([report.against(row) for row in one])} of cuDNN, the best", "one query"),
+                   (f"{report.span([report.against(row, 'FA2 packed') for row in several])} with its heads packed", "one query"),
+                   (f"16 queries: {report.against(several[0], 'FA2'):.1f}x of FlashAttention-2", "one query")]
+
+        def ring(**wanted):
+            found = [row for row in report.read(os.path.join(BENCH, "results", "h200-rings.json"))["rows"]
+                     if row["group"] == "ring" and row["ranks"] > 1 and wanted.items() <= row.items()]
+            return report.span([row["against_one"] for row in found])
+
+        forward, backward = (ring(**{"pattern": "full", "pass": which}) for which in ("forward", "backward"))
+        quoted.append((f"full {forward} forward, {backward} backward; causal {ring(pattern='causal')} |", "2, 4, 8 ranks"))
+        played = report.read(os.path.join(BENCH, "results", "h200-ranks.json"))["ranks"]
+        forward, backward = (sum(rank[which]["ms"] for rank in played) / 1e3 for which in ("fwd", "bwd"))
+        quoted.append((f"{forward:.1f} s forward, {backward:.1f} s backward", "1,000,000,000 tokens"))
         for dtype, line in (("bf16", "bf16 on a CPU"), ("f32", "f32 on the same")):
             for direction in ("forward", "backward"):
                 part = [row["value"] for row in cpu if report.peer(dtype, direction)(row)]
