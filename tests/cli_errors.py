@@ -304,7 +304,7 @@ class Interrupted(kit.Case):
                 self.assertEqual(len(self.files()), len(before) + 1, "the temporary file is not there")
                 time.sleep(0.2)
                 process.send_signal(number)
-                self.assertEqual(process.wait(10), code)
+                self.assertEqual(process.wait(60), code)
                 process.stderr.close()
                 self.assertEqual(self.files(), before)
 
