@@ -112,7 +112,7 @@ class Bench:
                 first.run(name)
             first.close()
         before = device_free(self.rings)
-        ring = self.rings.Ring(self.stream, self.whole, pattern, ranks)
+        ring = self.rings.Ring(self.stream, self.whole, pattern, ranks, self.options.bucket)
         for name in self.rings.PASSES:
             ring.run(name)
         self.stream.synchronize()
@@ -150,14 +150,14 @@ class Bench:
 
     def slow(self):
         for pattern in self.options.patterns:
-            fast = self.rings.Ring(self.stream, self.whole, pattern, SLOW_RANKS)
+            fast = self.rings.Ring(self.stream, self.whole, pattern, SLOW_RANKS, self.options.bucket)
             fast.run("forward")  # backward needs its results
             for name in self.options.passes:
                 (alone,) = self.rings.take_turns([fast], name, 2)
                 sent = max(rank.statistics().bytes_sent for rank in fast.ranks)
                 rate = slow_rate(sent, SLOW_RANKS, 1e-3 * alone["ms"])
                 os.environ["RINGATTN_LANE_RATE"] = repr(rate)
-                slow = self.rings.Ring(self.stream, self.whole, pattern, SLOW_RANKS)
+                slow = self.rings.Ring(self.stream, self.whole, pattern, SLOW_RANKS, self.options.bucket)
                 slow.run("forward")
                 del os.environ["RINGATTN_LANE_RATE"]
                 compute, total = (found["ms"] for found in self.rings.take_turns([fast, slow], name, self.options.turns))
@@ -187,7 +187,8 @@ class Bench:
         return max(found, key=lambda one: one["ms"])
 
     def ring_options(self, pattern):
-        return "--schedule", "ring", "--layout", self.rings.LAYOUTS[pattern]
+        bucket = ("--bucket", self.options.bucket) if self.options.bucket else ()
+        return "--schedule", "ring", "--layout", self.rings.LAYOUTS[pattern], *bucket
 
     def processes(self):
         launcher = shutil.which("mpirun")
@@ -244,6 +245,7 @@ def main():
     parser.add_argument("--heads", type=int, default=16, help="default %(default)s")
     parser.add_argument("--head-dim", type=int, default=128, help="default %(default)s")
     parser.add_argument("--ranks", default="1,2,4,8", help="rings beside one rank, which comes first; default %(default)s")
+    parser.add_argument("--bucket", type=int, default=0, help="rows of a bucket, default: as the plan sees fit")
     parser.add_argument("--patterns", default="full,causal", help="default %(default)s")
     parser.add_argument("--passes", default="forward,backward", help="that are timed, default %(default)s")
     parser.add_argument("--turns", type=int, default=5, help="calls of which each time is the median, default %(default)s")

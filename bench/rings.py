@@ -43,12 +43,12 @@ def pairs(n, pattern):
     return n * (n + 1) // 2 if pattern == "causal" else n * n
 
 
-def describe(n, heads, head_dim, pattern, ranks):
+def describe(n, heads, head_dim, pattern, ranks, bucket=0):
     desc = _lib.Desc()
     lib.ra_attention_desc_init(desc)
     desc.dtype, desc.batch, desc.seq_q, desc.seq_k = _lib.BF16, 1, n, n
     desc.heads, desc.kv_heads, desc.head_dim, desc.causal = heads, heads, head_dim, pattern == "causal"
-    desc.device = _lib.CUDA
+    desc.device, desc.bucket = _lib.CUDA, bucket
     if ranks > 1:
         desc.layout, desc.schedule = _lib.LAYOUT[LAYOUTS[pattern]], _lib.SCHEDULE["ring"]
     return desc
@@ -99,10 +99,10 @@ class Rank:
 class Ring:
     """Ranks with their shards of the `whole` tensors q, k, v and dout."""
 
-    def __init__(self, stream, whole, pattern, ranks):
+    def __init__(self, stream, whole, pattern, ranks, bucket=0):
         _, n, heads, head_dim = whole["q"].shape
         self.stream, self.pattern, self.count = stream, pattern, ranks
-        self.desc = describe(n, heads, head_dim, pattern, ranks)
+        self.desc = describe(n, heads, head_dim, pattern, ranks, bucket)
         self.streams, self.comms = Streams(ranks), (ctypes.c_void_p * ranks)()
         _lib.check(lib.ra_comm_threads(ranks, self.comms))
         self.ranks = [Rank(self.desc, rank, ranks, whole, self.streams.of(rank)) for rank in range(ranks)]

@@ -59,7 +59,7 @@ class Scripts(unittest.TestCase):
     def test_rings_are_measured_and_their_page_is_made(self):
         with tempfile.TemporaryDirectory() as directory:
             out = pathlib.Path(directory) / "rings"
-            shape = "--seq", 256, "--heads", 1, "--head-dim", 64, "--ranks", "1,2", "--turns", 1
+            shape = "--seq", 256, "--heads", 1, "--head-dim", 64, "--ranks", "1,2", "--bucket", 64, "--turns", 1
             page = self.run_script("bench/gpu_rings.py", *shape, "--cases", "ring,slow", "--out", out)
             rows = json.loads(out.with_suffix(".json").read_text(encoding="utf-8"))["rows"]
         self.assertIn("| memory of a rank, as planned | 4 of 4 | 4 of 4 | yes |", page)
@@ -67,6 +67,8 @@ class Scripts(unittest.TestCase):
         for row in rows:
             if row["group"] == "error":
                 self.assertLess(max(row["rms"].values()), 2e-3)
+            if row["group"] == "ring" and row["ranks"] > 1:
+                self.assertEqual(row["bucket"], 64)
             if row["group"] == "ring" and (row["ranks"], row["pattern"]) == (2, "full"):
                 self.assertEqual(row["bytes_sent"], 128 * 64 * 2 * (2 if row["pass"] == "forward" else 6))
                 self.assertGreater(min(row["ms"], row["tflops"], row["host_us"]), 0)
