@@ -1,0 +1,144 @@
+/* How Hopper's backward kernel adds to its sums in global memory, in a fixed order, and writes its results. */
+#ifndef RA_DEVICE_CUDA_BACKWARD_SM90_SUMS_CUH
+#define RA_DEVICE_CUDA_BACKWARD_SM90_SUMS_CUH
+
+#include "device/cuda/backward/sm90_shape.cuh"
+
+namespace ra {
+
+/* ----------------------------------------------------------------------------------------------------------------- turns */
+
+__device__ __forceinline__ void store_relaxed(uint32_t *to, uint32_t x) {
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(x) : "memory");
+}
+__device__ __forceinline__ void fence_gpu() { asm volatile("fence.acq_rel.gpu;" ::: "memory"); }
+/* Until `order` tiles have added. */
+__device__ __forceinline__ void await_turn(const uint32_t *turn, uint32_t order) {
+#ifdef RA_WATCHDOG
+    for (int spins = 0; load_acquire(turn) < order; spins++)
+        if (spins > 1 << 22) __trap();
+#else
+    while (load_acquire(turn) < order) {}
+#endif
+}
+
+/* ------------------------------------------------------------------------------------------------------------------ rows */
+
+__device__ __forceinline__ void load_shared(uint32_t from, float *x) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "r"(from)
+                 : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t to, const float *x) {
+    asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
+}
+__device__ __forceinline__ void add_stored(const float *from, float *x) {
+    float a, b, c, d;
+    asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(a), "=f"(b), "=f"(c), "=f"(d)
+                 : "l"(__cvta_generic_to_global(from))
+                 : "memory");
+    x[0] = a + x[0], x[1] = b + x[1], x[2] = c + x[2], x[3] = d + x[3];
+}
+
+__device__ __forceinline__ void reduce_pair(float *to, float x, float y) {
+    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "f"(x), "f"(y)
+                 : "memory");
+}
+
+/* A warp's 16 rows of a product's accumulators, times scale, as 16-bit rows of vectors: this thread's rows go to `to` and 8
+ * `step` further, if they are valid. `columns` of them exist. */
+template <typename T, int N>
+__device__ __forceinline__ void write_scaled(T *to, int64_t step, const float *o, float scale, bool valid, bool valid8,
+                                             int columns) {
+    const int lane = threadIdx.x & 31, quad = lane & 3;
+#pragma unroll
+    for (int r = 0; r < 2; r++, to += 8 * step) {
+#pragma unroll
+        for (int g = 0; g < N / 8; g += 4) {
+            uint32_t pair[4];
+#pragma unroll
+            for (int i = 0; i < 4; i++) pair[i] = pack<T>(o[(g + i) * 4 + 2 * r] * scale, o[(g + i) * 4 + 2 * r + 1] * scale);
+            transpose_quad(pair, lane);
+            if ((r ? valid8 : valid) && (g + quad) * 8 < columns)
+                reinterpret_cast<uint4 *>(to)[g + quad] = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+        }
+    }
+}
+
+/* The same, added to rows of f32 sums. Nobody else adds to them meanwhile, so that a reduction, which waits for no load,
+ * gives the same bits as a sum would. */
+template <int N>
+__device__ __forceinline__ void add_scaled(float *to, int64_t step, const float *o, float scale, bool valid, bool valid8,
+                                           int columns) {
+    const int quad = threadIdx.x & 3;
+#pragma unroll
+    for (int r = 0; r < 2; r++, to += 8 * step) {
+#pragma unroll
+        for (int g = 0; g < N / 8; g++)
+            if ((r ? valid8 : valid) && g * 8 < columns)
+                reduce_pair(to + g * 8 + quad * 2, o[g * 4 + 2 * r] * scale, o[g * 4 + 2 * r + 1] * scale);
+    }
+}
+/* To results or sums, `at` elements from their start. */
+template <typename T, int N, bool SINGLE>
+__device__ __forceinline__ void put_scaled(void *data, int64_t at, int64_t step, const float *o, float scale,
+                                           bool valid, bool valid8, int columns) {
+    if constexpr (SINGLE) write_scaled<T, N>(static_cast<T *>(data) + at, step, o, scale, valid, valid8, columns);
+    else add_scaled<N>(static_cast<float *>(data) + at, step, o, scale, valid, valid8, columns);
+}
+
+/* Whether all of them are finite, for the whole warp. */
+template <int R> __device__ __forceinline__ bool all_finite(const float (&o)[R]) {
+    float doubt[4] = {0.f, 0.f, 0.f, 0.f}; /* NaN iff one is not */
+#pragma unroll
+    for (int i = 0; i < R; i++) doubt[i & 3] = fmaf(o[i], 0.f, doubt[i & 3]);
+    return !__any_sync(~0u, doubt[0] + doubt[1] + doubt[2] + doubt[3] != 0.f);
+}
+
+/* ----------------------------------------------------------------------------------------- the producer's warps that add */
+
+/* A warpgroup's part of dQ from shared memory to its sums, when it is this tile's turn. By a whole warp, of which one
+ * thread adds. */
+template <class S>
+__device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, const unsigned char *dq, BackBarriers<S> &bars) {
+    const int lane = threadIdx.x & 31;
+    uint32_t turn = 0; /* blocks of query rows */
+#pragma unroll 1
+    for (uint32_t works = 0;; works++) {
+        const BackTile &work = bars.work[works & 1];
+        mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
+        if (work.base.item < 0) return;
+        const int count = work.count * back.group;
+        __syncwarp();
+        if (lane == 0) mbarrier_arrive(&bars.work_empty[works & 1]);
+#pragma unroll 1
+        for (int i = 0; i < count; i++, turn++) {
+            mbarrier_wait(&bars.dq_full[wg], turn & 1);
+            if (lane == 0) {
+                const BackRows &rows = bars.rows[turn % BACK_ROWS];
+                if (rows.last) { /* those who computed it make the result */
+                    mbarrier_arrive(&bars.dq_empty[wg]);
+                } else {
+                    uint32_t *told = rows.turn + wg;
+                    const uint32_t order = (uint32_t)rows.order;
+                    float *sums = back.sums + (told - back.turns) * (S::DQ_BYTES / 4);
+                    if (order > 0) await_turn(told, order);
+                    if (order > 0) bulk_add(sums, dq, S::DQ_BYTES);
+                    else bulk_store(sums, dq, S::DQ_BYTES);
+                    bulk_commit();
+                    bulk_wait_read();
+                    mbarrier_arrive(&bars.dq_empty[wg]);
+                    bulk_wait(); /* until the sums are there */
+                    fence_gpu();
+                    store_relaxed(told, order + 1);
+                }
+            }
+            __syncwarp(); /* the others wait here, where they keep nobody from adding */
+        }
+    }
+}
+
+} // namespace ra
+#endif
