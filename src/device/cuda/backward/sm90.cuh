@@ -95,7 +95,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_cons
         else add_back_sums<S>(back, warp - 2, dq + (warp - 2) * S::DQ_BYTES, bars);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::CONSUMER_REGISTERS));
-        consume_backward<T, S>(back, k, v, q, dout, ds, dq, bars);
+        BackConsumer<T, S>(back, k, v, q, dout, ds, dq, bars).run();
     }
 }
 
