@@ -309,7 +309,6 @@ template <typename T, class S> struct BackConsumer {
             end();
             write_keys(dk, dv, work, bars.masked[works & 1]);
             __syncwarp();
-            __syncwarp();
             release(&bars.work_empty[works & 1]);
         }
     }

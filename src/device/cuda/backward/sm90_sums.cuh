@@ -24,12 +24,6 @@ __device__ __forceinline__ void await_turn(const uint32_t *turn, uint32_t order)
 
 /* ------------------------------------------------------------------------------------------------------------------ rows */
 
-__device__ __forceinline__ void load_shared(uint32_t from, float *x) {
-    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
-                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
-                 : "r"(from)
-                 : "memory");
-}
 __device__ __forceinline__ void store_shared(uint32_t to, const float *x) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
 }
