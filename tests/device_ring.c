@@ -172,6 +172,30 @@ static void a_slow_lane_holds_back_what_arrives_beside_what_is_computed(void **s
     }
 }
 
+/* Whoever closes lanes may be on another GPU than they are; what they hold back still comes. */
+static void a_slow_lane_is_closed_from_any_gpu(void **state) {
+    (void)state;
+    static float fast[RANKS][NUMBERS];
+    hand *h = open_threads();
+    run(h);
+    memcpy(fast, h->out, sizeof fast);
+    test_ring_close(&h->ring);
+    setenv("RINGATTN_LANE_RATE", "0.0001", 1);
+    setenv("RINGATTN_STAND_IN_GPUS", "3", 1);
+    h = open_threads();
+    h->gpus = 3;
+    test_ring_each(&h->ring, hand_call, h);
+    for (int rank = 0; rank < RANKS; rank++)
+        if (h->status[rank] != RA_OK) fail_msg("rank %d: %s", rank, h->error[rank]);
+    assert_int_equal(ra_cuda_use(2), RA_OK);
+    test_ring_close(&h->ring);
+    assert_int_equal(ra_cuda_use(0), RA_OK);
+    unsetenv("RINGATTN_STAND_IN_GPUS");
+    unsetenv("RINGATTN_LANE_RATE");
+    hand_synchronize(h);
+    assert_memory_equal(fast, h->out, sizeof fast);
+}
+
 /* Kernels of the stand-in take no other GPU's memory, and no copy between GPUs for which nobody has opened the way. */
 static void ranks_with_a_gpu_each_give_the_same_bits_and_keep_to_it(void **state) {
     (void)state;
@@ -261,6 +285,7 @@ int main(void) {
         cmocka_unit_test(hosts_of_a_direct_lane_never_wait_for_devices),
         cmocka_unit_test(the_next_bucket_travels_while_this_one_is_computed),
         cmocka_unit_test(a_slow_lane_holds_back_what_arrives_beside_what_is_computed),
+        cmocka_unit_test(a_slow_lane_is_closed_from_any_gpu),
         cmocka_unit_test(a_gpu_keeps_its_bucket),
         cmocka_unit_test(ranks_with_a_gpu_each_give_the_same_bits_and_keep_to_it),
         cmocka_unit_test(two_ranks_of_a_process_with_one_stream_are_refused),

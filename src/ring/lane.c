@@ -97,7 +97,7 @@ ra_status ra_lane_open(ra_comm *comm, const ra_copy_ops *copies) {
     lane->copies = copies;
     lane->staging = ra_pool_create_on(copies->pinned);
     ra_status status = lane->staging ? copies->open(&lane->queue) : ra_fail(RA_NOMEM, "no memory for a pool");
-    if (status == RA_OK) status = ra_brake_open(copies, &lane->brake);
+    if (status == RA_OK) status = ra_brake_open(copies, &lane->queue, &lane->brake);
     if (status != RA_OK) close_lane(lane, NULL);
     else comm->lane = lane;
     return status;

@@ -155,7 +155,7 @@ void ra_nccl_keep(ra_nccl *nccl);
 
 /* lane_brake.c. open: *brake is NULL unless the environment asks for one. hold: the lane's queue goes on when `bytes` could
  * have come since it got here. close: waits for the lane's queue. Both are safe for NULL. */
-ra_status ra_brake_open(const ra_copy_ops *copies, ra_brake **brake);
+ra_status ra_brake_open(const ra_copy_ops *copies, const ra_queue *lane, ra_brake **brake);
 ra_status ra_brake_hold(ra_brake *brake, const ra_queue *lane, int64_t bytes);
 void ra_brake_close(ra_brake *brake, const ra_queue *lane);
 

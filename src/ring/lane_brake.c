@@ -22,6 +22,7 @@ struct ra_brake {
     const ra_copy_ops *copies;
     double rate;  /* bytes a second */
     int64_t held; /* bytes that the lane was told to hold back, in all */
+    void *end;    /* moment of the lane: all of it has come. Made in time, for whoever closes may be on another device */
     ra_shared counters;
     bool shared; /* the device knows them */
     pthread_t thread;
@@ -63,7 +64,7 @@ static void *let_pass(void *arg) {
     return NULL;
 }
 
-ra_status ra_brake_open(const ra_copy_ops *copies, ra_brake **result) {
+ra_status ra_brake_open(const ra_copy_ops *copies, const ra_queue *lane, ra_brake **result) {
     *result = NULL;
     const double rate = wanted_rate();
     if (rate == 0) return RA_OK;
@@ -75,9 +76,10 @@ ra_status ra_brake_open(const ra_copy_ops *copies, ra_brake **result) {
     ra_status status = ra_shared_create(4096, &brake->counters);
     if (status == RA_OK) status = copies->share(brake->counters.memory, brake->counters.bytes);
     brake->shared = status == RA_OK;
+    if (status == RA_OK) status = copies->record(lane, &brake->end);
     if (status == RA_OK) brake->runs = pthread_create(&brake->thread, NULL, let_pass, brake) == 0;
     if (status == RA_OK && !brake->runs) status = ra_fail(RA_NOMEM, "no thread for a slow lane");
-    if (status != RA_OK) ra_brake_close(brake, NULL);
+    if (status != RA_OK) ra_brake_close(brake, lane);
     else *result = brake;
     return status;
 }
@@ -92,10 +94,9 @@ ra_status ra_brake_hold(ra_brake *brake, const ra_queue *lane, int64_t bytes) {
 
 void ra_brake_close(ra_brake *brake, const ra_queue *lane) {
     if (!brake) return;
-    void *end = NULL;
-    bool passed = !lane || brake->copies->record(lane, &end) != RA_OK;
-    while (!passed && brake->copies->passed(end, &passed) == RA_OK) sched_yield();
-    if (end) brake->copies->forget(end);
+    bool passed = !brake->end || brake->copies->record(lane, &brake->end) != RA_OK;
+    while (!passed && brake->copies->passed(brake->end, &passed) == RA_OK) sched_yield();
+    if (brake->end) brake->copies->forget(brake->end);
     atomic_store(&brake->over, true);
     if (brake->runs) pthread_join(brake->thread, NULL);
     if (brake->shared) brake->copies->unshare(brake->counters.memory);

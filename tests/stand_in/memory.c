@@ -118,11 +118,6 @@ ra_status ra_cuda_backend_alloc(int64_t bytes, void **memory, ra_cuda_error *err
     return allocate(bytes, current, memory, error);
 }
 
-void ra_cuda_backend_free(void *memory) {
-    stream_wait_all();
-    remove_block(memory);
-}
-
 ra_status ra_cuda_backend_export(void *memory, char *text, ra_cuda_error *error) {
     pthread_mutex_lock(&mutex);
     const block *b = blocks;
@@ -147,12 +142,6 @@ ra_status ra_cuda_backend_import(const char *text, void **memory, ra_cuda_error 
 
 void ra_cuda_backend_release(void *memory) { remove_block(memory); }
 
-ra_status ra_cuda_backend_pin(int64_t bytes, void **memory, ra_cuda_error *error) {
-    return allocate(bytes, -1, memory, error);
-}
-
-void ra_cuda_backend_unpin(void *memory) { ra_cuda_backend_free(memory); }
-
 /* Is the memory of a block? *gpu: whose; -1: the host's. */
 static bool is_known(const void *memory, int *gpu) {
     const char *at = memory;
@@ -163,6 +152,19 @@ static bool is_known(const void *memory, int *gpu) {
     pthread_mutex_unlock(&mutex);
     return b != NULL;
 }
+
+void ra_cuda_backend_free(void *memory) {
+    int gpu;
+    is_known(memory, &gpu);
+    stream_wait_all(gpu);
+    remove_block(memory);
+}
+
+ra_status ra_cuda_backend_pin(int64_t bytes, void **memory, ra_cuda_error *error) {
+    return allocate(bytes, -1, memory, error);
+}
+
+void ra_cuda_backend_unpin(void *memory) { ra_cuda_backend_free(memory); }
 
 bool memory_is_near(const void *memory) {
     int gpu;
@@ -209,7 +211,9 @@ ra_status ra_cuda_backend_open_stream(void **stream, ra_cuda_error *error) {
     if (found) spare_streams = found->next;
     pthread_mutex_unlock(&mutex);
     *stream = found ? found : malloc(sizeof *found);
-    return *stream ? RA_OK : refuse(error, RA_NOMEM, "no memory for a stream");
+    if (!*stream) return refuse(error, RA_NOMEM, "no memory for a stream");
+    stream_place(*stream, current);
+    return RA_OK;
 }
 
 void ra_cuda_backend_close_stream(void *stream) {
@@ -280,6 +284,7 @@ void ra_cuda_backend_unshare(void *counters) { (void)counters; }
 
 /* Marked again, it is another moment, and those who wait for the one before go on waiting for that. */
 typedef struct event {
+    int gpu;
     void *stream;
     long ticket; /* of the latest mark */
     double seconds;
@@ -303,12 +308,15 @@ static event read_event(const void *made) {
 ra_status ra_cuda_backend_mark(void *stream, void **made, ra_cuda_error *error) {
     event *e = *made ? *made : calloc(1, sizeof *e);
     if (!e) return refuse(error, RA_NOMEM, "no memory for an event");
+    if (!*made) e->gpu = current;
+    *made = e;
+    if (stream_gpu(stream) >= 0 && stream_gpu(stream) != e->gpu)
+        return refuse(error, RA_DEVICE, "the event and the stream are of different GPUs");
     const long ticket = stream_enqueue(stream, run_mark, e);
     pthread_mutex_lock(&mutex);
     e->stream = stream;
     e->ticket = ticket;
     pthread_mutex_unlock(&mutex);
-    *made = e;
     return RA_OK;
 }
 

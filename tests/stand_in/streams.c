@@ -13,6 +13,7 @@ typedef struct work_item {
 
 typedef struct stream {
     void *name;
+    int gpu; /* -1: nobody has said */
     pthread_mutex_t mutex;
     pthread_cond_t changed;
     work_item *first, *last;
@@ -58,7 +59,7 @@ static stream *find_stream(void *name) {
     if (!s) {
         s = calloc(1, sizeof *s);
         if (!s) abort();
-        *s = (stream){.name = name, .random = (uint64_t)(uintptr_t)name ^ 0x9e3779b97f4a7c15u, .next = streams};
+        *s = (stream){.name = name, .gpu = -1, .random = (uint64_t)(uintptr_t)name ^ 0x9e3779b97f4a7c15u, .next = streams};
         pthread_mutex_init(&s->mutex, NULL);
         pthread_cond_init(&s->changed, NULL);
         pthread_t thread;
@@ -85,6 +86,22 @@ long stream_enqueue(void *name, void (*work)(void *arg), void *arg) {
     return ticket;
 }
 
+void stream_place(void *name, int gpu) {
+    stream *s = find_stream(name);
+    pthread_mutex_lock(&s->mutex);
+    s->gpu = gpu;
+    pthread_mutex_unlock(&s->mutex);
+}
+
+static int gpu_of(stream *s) {
+    pthread_mutex_lock(&s->mutex);
+    const int gpu = s->gpu;
+    pthread_mutex_unlock(&s->mutex);
+    return gpu;
+}
+
+int stream_gpu(void *name) { return gpu_of(find_stream(name)); }
+
 static void wait_for(stream *s, long ticket) {
     pthread_mutex_lock(&s->mutex);
     const long wanted = ticket ? ticket : s->enqueued;
@@ -108,9 +125,10 @@ void stream_slow_down(const char *variable) {
     if (milliseconds > 0) nanosleep(&(struct timespec){milliseconds / 1000, milliseconds % 1000 * 1000000}, NULL);
 }
 
-void stream_wait_all(void) {
+void stream_wait_all(int gpu) {
     pthread_mutex_lock(&streams_mutex);
     stream *s = streams; /* streams are put in front and never go */
     pthread_mutex_unlock(&streams_mutex);
-    for (; s; s = s->next) wait_for(s, 0);
+    for (; s; s = s->next)
+        if (gpu < 0 || gpu_of(s) < 0 || gpu_of(s) == gpu) wait_for(s, 0);
 }

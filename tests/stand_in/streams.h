@@ -12,11 +12,14 @@ long stream_enqueue(void *stream, void (*work)(void *arg), void *arg);
 void stream_wait(void *stream, long ticket);
 /* Is it done? */
 bool stream_passed(void *stream, long ticket);
+/* A stream is of this GPU from now on; of which one is it? -1: nobody has said, and it may serve any. */
+void stream_place(void *stream, int gpu);
+int stream_gpu(void *stream);
 /* Takes as many milliseconds more as an environment variable says. */
 void stream_slow_down(const char *variable);
 /* May a kernel on the calling thread's GPU use this memory? Not if it is another GPU's. */
 bool memory_is_near(const void *memory);
-/* Waits until everything that was enqueued on any stream is done. */
-void stream_wait_all(void);
+/* Waits until everything that was enqueued on any stream that a GPU may have is done; -1: on any stream at all. */
+void stream_wait_all(int gpu);
 
 #endif
