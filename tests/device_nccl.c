@@ -35,12 +35,14 @@ static void nccl_gives_the_same_bits(void **state) {
 /* ---------------------------------------------------------------------------------------------------------------- faults */
 
 static double timeout; /* of the rings */
+static int gpus = 1;   /* that their ranks have */
 
 /* Runs a ring with a fault of the stand-in's (tests/stand_in/nccl.c). */
 static hand *run_by(const char *fault, void (*work)(void *arg, int rank)) {
     static hand h;
     setenv("RINGATTN_STAND_IN_NCCL", fault, 1);
     hand_open(&h, TEST_CUSTOM);
+    h.gpus = gpus;
     for (int rank = 0; rank < RANKS; rank++) assert_int_equal(ra_comm_set_timeout(h.ring.comms[rank], timeout, timeout), RA_OK);
     test_ring_each(&h.ring, work, &h);
     return &h;
@@ -162,6 +164,22 @@ static void an_abort_that_takes_too_long_is_not_waited_for(void **state) {
     end(h); /* the others share the device, and wait for it */
 }
 
+/* From the trial on, before anybody has chosen NCCL. What the rank would stage instead would wait for the same GPU. */
+static void a_rank_whose_gpu_stays_stuck_in_nccl_says_so_in_time(void **state) {
+    (void)state;
+    char fault[32];
+    snprintf(fault, sizeof fault, "slow:1:0:%d", (int)(7 * timeout + 2));
+    unsetenv("RINGATTN_LANE");
+    setenv("RINGATTN_STAND_IN_GPUS", "3", 1);
+    gpus = RANKS;
+    hand *h = run_with(fault);
+    gpus = 1;
+    setenv("RINGATTN_LANE", "nccl", 1);
+    expect(h, RA_DEVICE, "rank 1 gave up: its device is stuck in NCCL", 3 * timeout + 1 + 0.5 * test_patience());
+    end(h);
+    unsetenv("RINGATTN_STAND_IN_GPUS");
+}
+
 int main(void) {
     setenv("RINGATTN_MODULE_PATH", STAND_IN, 1);
     setenv("RINGATTN_NCCL", STAND_IN "/libringattn_cuda.so", 1);
@@ -174,6 +192,7 @@ int main(void) {
         cmocka_unit_test(a_failure_that_no_rank_has_died_of_is_told_by_the_rank_that_has_it),
         cmocka_unit_test(ranks_for_whom_nccl_does_not_start_stage_or_say_why_not),
         cmocka_unit_test(an_abort_that_takes_too_long_is_not_waited_for),
+        cmocka_unit_test(a_rank_whose_gpu_stays_stuck_in_nccl_says_so_in_time),
     };
     timeout = 0.4 * test_patience();
     return test_run_patiently("device_nccl", tests, sizeof tests / sizeof *tests, 0.4);

@@ -197,6 +197,22 @@ static ra_status try_out(ra_nccl *nccl) {
     return status;
 }
 
+#define BRIEFLY 0.5 /* seconds for a queue that is given nothing any more */
+
+/* NCCL did not end. If the lane's queue waits for it, so would all that this rank stages, and whatever it frees: then the rank
+ * is of no use to the others, who hear why. */
+static ra_status go_on_without(ra_nccl *nccl, ra_status status) {
+    ra_comm *comm = nccl->comm;
+    comm->lane->stuck = nccl;
+    if (ra_nccl_drain(comm->lane, BRIEFLY)) return status;
+    const ra_sentence kept = ra_sentence_keep();
+    ra_fail(RA_DEVICE, "its device is stuck in NCCL, which did not end within %.3g s", nccl->patience);
+    ra_link_abort(comm->link, RA_DEVICE, ra_last_error());
+    if (status == RA_OK) return RA_DEVICE;
+    ra_sentence_restore(&kept);
+    return status;
+}
+
 /* All ranks come to the same end: with NCCL, or without. */
 static ra_status decide(ra_nccl **result, ra_status status) {
     ra_nccl *nccl = *result;
@@ -222,11 +238,11 @@ static ra_status decide(ra_nccl **result, ra_status status) {
     const ra_sentence kept = ra_sentence_keep();
     ra_link_on_break(comm->link, NULL, NULL);
     ra_nccl_ask(nccl, RA_NCCL_ABORT);
-    if (!ra_nccl_close(nccl)) comm->lane->stuck = nccl;
-    else if (trial) ra_pool_give(pool, trial);
+    const bool closed = ra_nccl_close(nccl);
+    if (closed && trial) ra_pool_give(pool, trial);
     ra_sentence_restore(&kept);
     *result = NULL;
-    return status;
+    return closed ? status : go_on_without(nccl, status);
 }
 
 static ra_status decline(ra_comm *comm) {

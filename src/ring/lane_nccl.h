@@ -49,4 +49,7 @@ void ra_nccl_ask(ra_nccl *nccl, ra_nccl_wish wish);
 bool ra_nccl_enter(ra_nccl *nccl);
 void ra_nccl_exit(ra_nccl *nccl);
 
+/* Is the lane's queue through with all that it was given, by then? */
+bool ra_nccl_drain(ra_lane *lane, double seconds);
+
 #endif

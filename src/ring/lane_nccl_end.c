@@ -95,8 +95,7 @@ static bool wait_for_end(ra_nccl *nccl, double seconds) {
     return ended;
 }
 
-/* Is the lane's queue through with all that it was given? */
-static bool drain(ra_lane *lane, double seconds) {
+bool ra_nccl_drain(ra_lane *lane, double seconds) {
     const double until = ra_seconds() + seconds;
     bool passed = false;
     if (lane->copies->record(&lane->queue, &lane->in) != RA_OK) return true; /* the device has failed: nothing runs */
@@ -112,7 +111,7 @@ bool ra_nccl_close(ra_nccl *nccl) {
         ra_nccl_ask(nccl, RA_NCCL_LEAVE);
         ended = wait_for_end(nccl, 2 * nccl->patience + COURTESY); /* one for peace, one for force */
     }
-    if (!ended || (nccl->group && !drain(nccl->lane, nccl->patience))) {
+    if (!ended || (nccl->group && !ra_nccl_drain(nccl->lane, nccl->patience))) {
         ra_log(RA_LOG_WARN, "rank %d: NCCL did not end within %.3g s; what it may still use is never freed", nccl->comm->rank,
                nccl->patience);
         if (nccl->threaded) pthread_detach(nccl->thread);

@@ -9,7 +9,7 @@
  *     stuck      its kernels never end, until they are aborted
  *     fails      the same, and it says so
  *     refuses    it takes no groups
- *     slow       as stuck, and an abort takes three seconds
+ *     slow       as stuck, and an abort takes three seconds, or as many as a fourth field says
  *     other      it is of another version */
 #include <fcntl.h>
 #include <pthread.h>
@@ -282,7 +282,11 @@ RA_API int ncclCommDestroy(void *comm_) {
 RA_API int ncclCommAbort(void *comm_);
 RA_API int ncclCommAbort(void *comm_) {
     comm *c = comm_;
-    if (is_faulty("slow", c->rank, c->number)) nanosleep(&(struct timespec){.tv_sec = 3}, NULL);
+    if (is_faulty("slow", c->rank, c->number)) {
+        int seconds = 3;
+        sscanf(getenv("RINGATTN_STAND_IN_NCCL"), "%*[a-z]:%*d:%*d:%d", &seconds);
+        nanosleep(&(struct timespec){.tv_sec = seconds}, NULL);
+    }
     atomic_store(&c->meeting->lost[c->rank], true);
     pthread_mutex_lock(&c->mutex);
     c->aborted = true;
