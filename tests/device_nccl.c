@@ -164,6 +164,33 @@ static void an_abort_that_takes_too_long_is_not_waited_for(void **state) {
     end(h); /* the others share the device, and wait for it */
 }
 
+/* Workspaces of three streams are one too many to keep: the third call frees one. */
+static void call_on_three_streams(void *arg, int rank) {
+    hand *h = arg;
+    char others[2];
+    void *streams[] = {&others[0], &others[1], h->streams[rank]};
+    for (int i = 0; i < 3; i++) {
+        h->streams[rank] = streams[i];
+        hand_call(h, rank);
+    }
+    ra_cuda_synchronize(streams[0]);
+    ra_cuda_synchronize(streams[1]);
+}
+
+/* The trial and two calls of four exchanges each go well. */
+static void a_call_that_fails_frees_nothing_that_would_wait_for_its_gpu(void **state) {
+    (void)state;
+    char fault[32];
+    snprintf(fault, sizeof fault, "slow:1:9:%d", (int)(3 * timeout + 2));
+    setenv("RINGATTN_STAND_IN_GPUS", "3", 1);
+    gpus = RANKS;
+    hand *h = run_by(fault, call_on_three_streams);
+    gpus = 1;
+    expect(h, RA_TIMEOUT, "their devices have waited for each other for", timeout + 1 + 0.5 * test_patience());
+    end(h);
+    unsetenv("RINGATTN_STAND_IN_GPUS");
+}
+
 /* From the trial on, before anybody has chosen NCCL. What the rank would stage instead would wait for the same GPU. */
 static void a_rank_whose_gpu_stays_stuck_in_nccl_says_so_in_time(void **state) {
     (void)state;
@@ -192,6 +219,7 @@ int main(void) {
         cmocka_unit_test(a_failure_that_no_rank_has_died_of_is_told_by_the_rank_that_has_it),
         cmocka_unit_test(ranks_for_whom_nccl_does_not_start_stage_or_say_why_not),
         cmocka_unit_test(an_abort_that_takes_too_long_is_not_waited_for),
+        cmocka_unit_test(a_call_that_fails_frees_nothing_that_would_wait_for_its_gpu),
         cmocka_unit_test(a_rank_whose_gpu_stays_stuck_in_nccl_says_so_in_time),
     };
     timeout = 0.4 * test_patience();

@@ -83,7 +83,10 @@ static bool close_lane(ra_lane *lane, ra_together *together) {
 
 void ra_lane_leave(ra_comm *comm) {
     if (!comm->lane && comm->together) leave(comm->together, NULL, NULL, 0);
-    if (comm->lane && !close_lane(comm->lane, comm->together)) {
+    char *kept = comm->lane ? comm->lane->kept : NULL;
+    if (!comm->lane || close_lane(comm->lane, comm->together)) {
+        if (kept) ra_pool_give(comm->device_pool, kept);
+    } else {
         ra_nccl_keep(comm->lane->stuck);
         comm->device_pool = NULL;
     }
@@ -177,8 +180,9 @@ bool ra_lane_end(ra_call *call, ra_status status, bool cancelled) {
     if (call->staging && cancelled) ra_pool_give(lane->staging, call->staging);
     if (status == RA_OK) return true;
     if (lane->ops == &ra_lane_ipc) ra_ipc_fail(call);
+    if (lane->ops == &ra_lane_nccl) lane->kept = call->workspace; /* a pool may free something, and wait for the device */
     if (lane->ops->announce)
-        return lane->ops != &ra_lane_direct; /* direct: peers may have notice of it, and copy whenever they like */
+        return lane->ops == &ra_lane_ipc; /* direct: peers may have notice of it, and copy whenever they like */
     const ra_sentence kept = ra_sentence_keep();
     lane->copying = lane->copies->record(&lane->queue, &lane->in) == RA_OK;
     const bool joined = lane->copying && lane->copies->wait(&call->queue, lane->in) == RA_OK;

@@ -93,6 +93,7 @@ struct ra_lane {
     ra_ipc *ipc;
     ra_nccl *nccl;
     ra_nccl *stuck; /* the device is, in what this began */
+    char *kept;     /* nccl: the workspace of a call that failed, which kernels use until they are aborted */
     ra_brake *brake; /* NULL: messages come as fast as they can */
 };
 
