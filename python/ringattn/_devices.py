@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
 from typing import Any, Optional
 
 import numpy as np
@@ -88,6 +89,7 @@ class Streams:
     """
 
     def __init__(self, count: int):
+        self._pid = os.getpid()  # what is enqueued runs in this process; a forked child has but the handles
         self._handles: list[c_void_p] = []
         self._events = [c_void_p() for _ in range(count + 1)]  # what a rank has done, and what the caller had done before
         for _ in range(count):
@@ -123,6 +125,7 @@ class Streams:
 
     def __del__(self) -> None:
         try:
-            self.close()
+            if os.getpid() == self._pid:
+                self.close()
         except Exception:  # the interpreter is going down and modules are half gone
             pass

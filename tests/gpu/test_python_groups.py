@@ -9,6 +9,7 @@ import ctypes
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
 import tempfile
@@ -172,6 +173,28 @@ class IntegerGroups(unittest.TestCase):
         for thread in threads:
             thread.join()
         self.assertEqual(wrong, [False] * 12)
+
+    def test_a_forked_child_leaves_the_streams_of_its_parent_alone(self):
+        """What they are given is still going on, and nothing of it does in the child."""
+        q, k, v, _ = inputs(F32)
+        expected = ringattn.attention(q, k, v, group=2)
+        with late(q) as (slow, read):
+            out = ringattn.attention(slow, k, v, group=2)
+            with warnings.catch_warnings():  # python's own, about threads
+                warnings.simplefilter("ignore", DeprecationWarning)
+                child = os.fork()
+            if child == 0:
+                os._exit(0)
+            deadline, ended = time.monotonic() + 20, 0
+            while not ended and time.monotonic() < deadline:
+                ended, status = os.waitpid(child, os.WNOHANG)
+                time.sleep(0.01)
+            if not ended:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            self.assertTrue(ended)
+            self.assertEqual(os.waitstatus_to_exitcode(status), 0)
+            self.assertTrue(torch.equal(read(out), expected))
 
     @unittest.skipUnless(GPU, "needs a GPU")
     def test_memory_that_is_used_again_at_once_disturbs_nothing(self):
