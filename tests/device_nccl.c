@@ -132,6 +132,15 @@ static void a_failure_that_no_rank_has_died_of_is_told_by_the_rank_that_has_it(v
     end(h);
 }
 
+/* The last exchange of the call. */
+static void a_failure_that_ends_a_kernel_is_seen_by_the_call(void **state) {
+    (void)state;
+    hand *h = run_with("torn:1:4");
+    expect(h, RA_DEVICE, "NCCL failed: remote process error: the stand-in says so", timeout + 1.5 + 0.5 * test_patience());
+    expect_no_numbers(h);
+    end(h);
+}
+
 static void ranks_for_whom_nccl_does_not_start_stage_or_say_why_not(void **state) {
     (void)state;
     static hand right;
@@ -217,6 +226,7 @@ int main(void) {
         cmocka_unit_test(a_rank_that_leaves_first_takes_nothing_with_it),
         cmocka_unit_test(a_kernel_that_never_ends_is_a_timeout),
         cmocka_unit_test(a_failure_that_no_rank_has_died_of_is_told_by_the_rank_that_has_it),
+        cmocka_unit_test(a_failure_that_ends_a_kernel_is_seen_by_the_call),
         cmocka_unit_test(ranks_for_whom_nccl_does_not_start_stage_or_say_why_not),
         cmocka_unit_test(an_abort_that_takes_too_long_is_not_waited_for),
         cmocka_unit_test(a_call_that_fails_frees_nothing_that_would_wait_for_its_gpu),

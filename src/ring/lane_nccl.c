@@ -100,9 +100,10 @@ static ra_status await(ra_nccl *nccl, void *moment, double limit) {
     const double begin = ra_seconds(), until = begin + limit;
     const bool calling = limit == 0;
     for (int looks = 0;; looks++) {
-        bool done = false;
-        RA_TRY(look(nccl, calling, &done));
-        if (moment) RA_TRY(nccl->lane->copies->passed(moment, &done));
+        bool passed = !moment, done = false;
+        if (moment) RA_TRY(nccl->lane->copies->passed(moment, &passed));
+        RA_TRY(look(nccl, calling, &done)); /* after that: a failure may be why it has come */
+        if (moment) done = passed;
         if (calling) tell_stalled(nccl, done ? 0 : moment ? device_stalled(nccl) : connecting_stalled(nccl, begin));
         if (done) return RA_OK;
         if (!ra_link_poll(nccl->comm->link)) return ra_link_status(nccl->comm->link);

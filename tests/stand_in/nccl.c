@@ -8,6 +8,7 @@
  *     starts     it never joins
  *     stuck      its kernels never end, until they are aborted
  *     fails      the same, and it says so
+ *     torn       a kernel ends with nothing sent or received, just after it was said that all is well
  *     refuses    it takes no groups
  *     slow       as stuck, and an abort takes three seconds, or as many as a fourth field says
  *     other      it is of another version */
@@ -60,9 +61,12 @@ typedef struct comm {
     pthread_mutex_t mutex; /* around what follows */
     pthread_cond_t changed;
     struct group *pending; /* asked for, not yet enqueued */
+    void *stream;          /* of the latest one that was */
     int delays;            /* how often it is asked for before it is */
     long number, running;  /* groups so far, and on the stream */
     bool leaving, aborted;
+    bool torn; /* kernels end */
+    int looks; /* at one that is to be torn */
     int failure;
 } comm;
 
@@ -104,11 +108,11 @@ static void advance(const comm *c, message *m) {
     atomic_fetch_add(m->receiving ? &way->read : &way->written, count);
 }
 
-static bool is_aborted(comm *c) {
+static bool is_over(comm *c) {
     pthread_mutex_lock(&c->mutex);
-    const bool aborted = c->aborted;
+    const bool over = c->aborted || c->torn;
     pthread_mutex_unlock(&c->mutex);
-    return aborted;
+    return over;
 }
 
 /* Messages to (or from) the same rank come in the order of the group: is one before this one not done? */
@@ -123,9 +127,9 @@ static void run_group(void *arg) {
     group *g = arg;
     comm *c = g->comm;
     const bool stuck = is_faulty("stuck", c->rank, g->number) || is_faulty("fails", c->rank, g->number) ||
-                       is_faulty("slow", c->rank, g->number);
+                       is_faulty("slow", c->rank, g->number) || is_faulty("torn", c->rank, g->number);
     stream_slow_down("RINGATTN_STAND_IN_COPY_MS");
-    for (bool done = false; !done && !is_aborted(c);) {
+    for (bool done = false; !done && !is_over(c);) {
         done = !stuck;
         for (int i = 0; i < g->count && !stuck; i++) {
             if (!is_behind(g, i)) advance(c, &g->messages[i]);
@@ -243,7 +247,8 @@ RA_API int ncclCommGetAsyncError(void *comm_, int *state) {
     pthread_mutex_lock(&c->mutex);
     if (c->pending && c->delays-- <= 0) {
         c->running++;
-        stream_enqueue(c->pending->stream, run_group, c->pending);
+        c->stream = c->pending->stream;
+        stream_enqueue(c->stream, run_group, c->pending);
         c->pending = NULL;
     }
     if (c->number > 0 && is_faulty("fails", c->rank, c->number - 1)) c->failure = REMOTE_ERROR;
@@ -251,6 +256,13 @@ RA_API int ncclCommGetAsyncError(void *comm_, int *state) {
              : c->pending || atomic_load(&c->meeting->joined) < c->ranks         ? IN_PROGRESS
              : c->leaving && (c->running > 0 || !has_left(c))                    ? IN_PROGRESS
                                                                                  : SUCCESS;
+    const bool tears = *state == SUCCESS && c->running > 0 && is_faulty("torn", c->rank, c->number - 1) && c->looks++ > 0;
+    c->torn = c->torn || tears;
+    pthread_mutex_unlock(&c->mutex);
+    if (!tears) return SUCCESS;
+    stream_wait(c->stream, 0);
+    pthread_mutex_lock(&c->mutex);
+    c->failure = REMOTE_ERROR;
     pthread_mutex_unlock(&c->mutex);
     return SUCCESS;
 }
