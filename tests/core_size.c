@@ -14,9 +14,6 @@ static void checked_sums_and_products_report_overflow_at_the_edges(void **state)
     assert_true(ra_add(INT64_MAX - 1, 1, &r) && r == INT64_MAX);
     assert_false(ra_add(INT64_MAX, 1, &r));
     assert_false(ra_add(INT64_MIN, -1, &r));
-    assert_true(ra_sub(INT64_MIN + 1, 1, &r) && r == INT64_MIN);
-    assert_false(ra_sub(INT64_MIN, 1, &r));
-    assert_false(ra_sub(0, INT64_MIN, &r));
     assert_true(ra_mul(INT64_C(3037000499), INT64_C(3037000499), &r) && r == INT64_C(9223372030926249001));
     assert_false(ra_mul(INT64_C(3037000500), INT64_C(3037000500), &r));
     assert_false(ra_mul(INT64_MIN, -1, &r));

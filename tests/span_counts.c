@@ -75,19 +75,6 @@ static void spans_of_coprime_huge_steps_meet_at_most_once(void **state) {
     assert_true(both.start == 100 * a.step && both.count == 1 && both.step > 0);
 }
 
-static void ranks_count_the_elements_up_to(void **state) {
-    (void)state;
-    test_rng rng = {test_seed(64)};
-    for (int n = 0; n < 1000; n++) {
-        ra_span s = random_span(&rng, 7, 12);
-        for (int64_t z = -40; z < 120; z++) {
-            int64_t want = 0;
-            for (int64_t i = 0; i < s.count; i++) want += s.start + i * s.step <= z;
-            assert_int_equal(ra_span_rank(s, z), want);
-        }
-    }
-}
-
 static int64_t random_limit(test_rng *rng) {
     return rng_chance(rng, 30) ? RA_NO_LIMIT : rng_chance(rng, 30) ? 0 : rng_below(rng, 25);
 }
@@ -151,7 +138,6 @@ int main(void) {
         cmocka_unit_test(an_intersection_holds_exactly_the_elements_of_both),
         cmocka_unit_test(intersections_of_huge_spans_are_exact),
         cmocka_unit_test(spans_of_coprime_huge_steps_meet_at_most_once),
-        cmocka_unit_test(ranks_count_the_elements_up_to),
         cmocka_unit_test(counts_equal_those_of_a_loop),
         cmocka_unit_test(counts_beyond_63_bits_saturate),
     };

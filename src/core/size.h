@@ -7,7 +7,6 @@
 
 /* True and *result set, or false on overflow. */
 static inline bool ra_add(int64_t a, int64_t b, int64_t *result) { return !__builtin_add_overflow(a, b, result); }
-static inline bool ra_sub(int64_t a, int64_t b, int64_t *result) { return !__builtin_sub_overflow(a, b, result); }
 static inline bool ra_mul(int64_t a, int64_t b, int64_t *result) { return !__builtin_mul_overflow(a, b, result); }
 
 /* Saturating forms for sums whose overflow is caught once, at the end: a result of INT64_MAX means "too large". Not for

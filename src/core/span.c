@@ -29,8 +29,3 @@ ra_span ra_span_intersect(ra_span a, ra_span b) {
     if (x > hi) return (ra_span){a.start, step, 0};
     return (ra_span){(int64_t)x, step, (int64_t)((hi - x) / lcm) + 1};
 }
-
-int64_t ra_span_rank(ra_span s, int64_t z) {
-    if (s.count == 0 || z < s.start) return 0;
-    return ra_min(s.count, (z - s.start) / s.step + 1);
-}

@@ -18,7 +18,5 @@ static inline int64_t ra_span_last(ra_span s) { return s.start + (s.count - 1) *
 ra_span ra_span_clip(ra_span s, int64_t lo, int64_t hi);
 /* The elements of both. */
 ra_span ra_span_intersect(ra_span a, ra_span b);
-/* How many elements are <= z. */
-int64_t ra_span_rank(ra_span s, int64_t z);
 
 #endif

@@ -51,6 +51,13 @@ static inline float ra_join(uint16_t upper, uint16_t lower) {
     return x;
 }
 
+static inline void ra_split(float x, uint16_t *upper, uint16_t *lower) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    *upper = (uint16_t)(bits >> 16);
+    *lower = (uint16_t)bits;
+}
+
 static inline void ra_sums_load(float *restrict to, ra_sums s, int64_t count) {
     if (s.whole) {
         memcpy(to, s.whole, (size_t)count * sizeof *to);
@@ -66,12 +73,7 @@ static inline void ra_sums_store(ra_sums s, const float *restrict from, int64_t 
         return;
     }
     uint16_t *restrict upper = s.upper, *restrict lower = s.lower;
-    for (int64_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, &from[i], sizeof bits);
-        upper[i] = (uint16_t)(bits >> 16);
-        lower[i] = (uint16_t)bits;
-    }
+    for (int64_t i = 0; i < count; i++) ra_split(from[i], &upper[i], &lower[i]);
 }
 
 /* sums += factor * from */
@@ -82,13 +84,8 @@ static inline void ra_sums_add(ra_sums s, const float *restrict from, float fact
         return;
     }
     uint16_t *restrict upper = s.upper, *restrict lower = s.lower;
-    for (int64_t i = 0; i < count; i++) {
-        const float x = ra_join(upper[i], lower[i]) + factor * from[i];
-        uint32_t bits;
-        memcpy(&bits, &x, sizeof bits);
-        upper[i] = (uint16_t)(bits >> 16);
-        lower[i] = (uint16_t)bits;
-    }
+    for (int64_t i = 0; i < count; i++)
+        ra_split(ra_join(upper[i], lower[i]) + factor * from[i], &upper[i], &lower[i]);
 }
 
 #endif
