@@ -22,14 +22,18 @@ typedef struct hand {
     int gpus;      /* among which the ranks are dealt */
 } hand;
 
-/* Opens a ring that makes one call. */
-static inline void hand_open(hand *h, test_transport transport) {
+/* A ring that is to make one call. */
+static inline void hand_init(hand *h) {
     *h = (hand){.calls = 1, .gpus = 1};
     test_rng rng = {test_seed(54)};
     for (int rank = 0; rank < RANKS; rank++) {
         h->streams[rank] = &h->out[rank];
         for (int i = 0; i < NUMBERS; i++) h->q[rank][i] = (float)rng_normal(&rng);
     }
+}
+
+static inline void hand_open(hand *h, test_transport transport) {
+    hand_init(h);
     test_ring_open(&h->ring, RANKS, transport);
 }
 

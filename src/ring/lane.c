@@ -211,6 +211,17 @@ ra_status ra_lane_await(ra_call *call, void *moment) {
     }
 }
 
+#define VERDICT 0.9 /* seconds beyond the timeout within which the link names a lost rank */
+
+bool ra_lane_hears_verdict(const ra_comm *comm) {
+    const double until = ra_seconds() + ra_link_timeout(comm->link) + VERDICT;
+    while (ra_link_poll(comm->link)) {
+        if (ra_seconds() > until) return false;
+        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+    }
+    return true;
+}
+
 static ra_parcel *next_parcel(ra_call *call, const ra_parcel *wanted) {
     ra_parcel *parcel = &call->entry->parcels[call->transfer_count];
     call->entry->transfers[call->transfer_count] = call->entry->receipts[call->transfer_count] = (ra_transfer){0};

@@ -130,9 +130,11 @@ ra_status ra_lane_recv(ra_call *call, int peer, char *frame, int64_t payload, co
 ra_status ra_lane_send(ra_call *call, int peer, char *frame, int64_t payload);
 
 /* For all kinds. follow: the lane's next copies run after what the call was given so far. await: the host waits for a moment,
- * and polls the link meanwhile. */
+ * and polls the link meanwhile. hears_verdict: something is wrong, and the link will say what, if a rank is lost or has given
+ * up: waits until it breaks, as long as that may take; false: it does not. */
 ra_status ra_lane_follow(ra_call *call);
 ra_status ra_lane_await(ra_call *call, void *moment);
+bool ra_lane_hears_verdict(const ra_comm *comm);
 
 /* lane_ipc.c. open: all ranks do this together; *ipc is NULL if one of them cannot. grow: the same, for a window of so many
  * bytes; frees *ipc if one of them cannot. */

@@ -10,6 +10,9 @@
  * until none of its queues waits for a peer, and looks at the link once more. Results of a call that fails become NaN. The
  * thread sets them again and again, since a lane that still runs may raise a counter to less.
  *
+ * What a rank copied after its waits were ended, its lane may send on, to ranks whose links have not broken yet. So before it
+ * ends them it says so in shared memory, and a call looks there, too, when its queues are through.
+ *
  * Windows are replaced by all ranks together, because CUDA wants memory closed everywhere before it is freed. Only when a rank
  * leaves, others may have its window open; then nobody copies from it any more, and the driver keeps it until they close it. */
 #include <inttypes.h>
@@ -42,17 +45,27 @@ struct ra_ipc {
 };
 
 static int64_t counters_bytes(const ra_comm *comm) {
-    return ra_round_up((int64_t)sizeof(uint64_t) * comm->ranks * comm->ranks, 4096);
+    return ra_round_up((int64_t)sizeof(uint64_t) * comm->ranks * (comm->ranks + 1), 4096);
 }
 
 static uint64_t *counter(const ra_ipc *ipc, int from, int to) {
     return (uint64_t *)ipc->counters.memory + (int64_t)from * ipc->comm->ranks + to;
 }
 
-static void end_waits(void *arg) {
-    const ra_ipc *ipc = arg;
+/* Not 0: this rank's waits were ended, by its broken link. They lie after the counters. */
+static _Atomic uint64_t *broken(const ra_ipc *ipc, int rank) {
+    return (_Atomic uint64_t *)counter(ipc, ipc->comm->ranks, rank);
+}
+
+static void end_waits(const ra_ipc *ipc) {
     for (int from = 0; from < ipc->comm->ranks; from++)
         atomic_store((_Atomic uint64_t *)counter(ipc, from, ipc->comm->rank), (uint64_t)ENDED);
+}
+
+static void on_break(void *arg) {
+    const ra_ipc *ipc = arg;
+    atomic_store(broken(ipc, ipc->comm->rank), 1);
+    end_waits(ipc);
 }
 
 /* ------------------------------------------------------------------------------------------------------ deciding together */
@@ -113,7 +126,7 @@ ra_status ra_ipc_open(ra_comm *comm, const ra_copy_ops *copies, ra_ipc **result)
     status = ra_council_vote(&ipc->council, status);
     if (status == RA_OK && ipc->council.objector < 0) {
         ra_status shared = share_counters(ipc);
-        if (shared == RA_OK && !ra_link_on_break(comm->link, end_waits, ipc))
+        if (shared == RA_OK && !ra_link_on_break(comm->link, on_break, ipc))
             shared = ra_fail(RA_NOT_AVAILABLE, "its transport wants the caller's thread, so that nobody could end waits");
         status = ra_council_vote(&ipc->council, shared);
     }
@@ -229,9 +242,13 @@ static ra_status ipc_heed(ra_call *call, const ra_parcel *parcel, const ra_note 
 
 static ra_status ipc_settle(ra_call *call) {
     ra_lane *lane = call->lane;
+    const ra_comm *comm = call->comm;
     if (lane->out) RA_TRY(ra_lane_await(call, lane->out));
     RA_TRY(lane->copies->record(&call->queue, &lane->ipc->done));
-    return ra_link_status(call->comm->link); /* of a link that broke before, waits were ended */
+    for (int rank = 0; rank < comm->ranks; rank++)
+        if (atomic_load(broken(lane->ipc, rank)) && !ra_lane_hears_verdict(comm))
+            return ra_fail(RA_ABORTED, "the link of rank %d broke, and it does not say why", rank);
+    return ra_link_status(comm->link); /* of a link that broke before, waits were ended */
 }
 
 /* What was enqueued goes on, and ra_ipc_close waits for it. */

@@ -34,7 +34,6 @@
 #include "core/status.h"
 #include "ring/lane_nccl.h"
 
-#define VERDICT 0.9 /* seconds beyond the timeout within which the link names a lost rank */
 #define SLOWEST 1e6 /* bytes a second: an exchange may take this long while nothing else is known of it */
 
 enum { BEGUN, DONE, COUNTERS_BYTES = 4096 };
@@ -66,14 +65,9 @@ static void tell_stalled(ra_nccl *nccl, double since) {
 /* The library has failed. In a call that may be the first sign of a lost rank, which the link will name: its verdict comes
  * first, if there is one. */
 static ra_status hear_verdict(ra_nccl *nccl, ra_status status) {
-    ra_link *link = nccl->comm->link;
     const ra_sentence why = ra_sentence_keep();
-    const double until = ra_seconds() + ra_link_timeout(link) + VERDICT;
     tell_stalled(nccl, 0); /* it is known what is wrong */
-    while (ra_seconds() < until) {
-        if (!ra_link_poll(link)) return ra_link_status(link);
-        nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
-    }
+    if (ra_lane_hears_verdict(nccl->comm)) return ra_link_status(nccl->comm->link);
     ra_sentence_restore(&why);
     return status;
 }
