@@ -1,5 +1,5 @@
-/* Rings of GPUs whose ranks are processes of one host, on the stand-in module: what one rank's lane does to the others'. (Values,
- * and ranks that are killed: tests/mpi.) */
+/* Rings of GPUs whose ranks are processes of one host, on the stand-in module: what one rank's lane does to the others'.
+ * (Values, and ranks that are killed: tests/mpi.) */
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -86,7 +86,8 @@ static void what_a_rank_sends_on_after_its_waits_were_ended_is_no_result(void **
         assert_true(WIFEXITED(left) && WEXITSTATUS(left) == 0);
     }
     for (int rank = 0; rank < RANKS; rank++) {
-        if (told->status[rank] != RA_ABORTED) fail_msg("rank %d: %s %s", rank, ra_status_name(told->status[rank]), told->error[rank]);
+        if (told->status[rank] != RA_ABORTED)
+            fail_msg("rank %d: %s: %s", rank, ra_status_name(told->status[rank]), told->error[rank]);
         assert_non_null(strstr(told->error[rank], "rank 0 gave up: it is time"));
         for (int i = 0; i < NUMBERS; i++) assert_true(isnan(told->second[rank][i]));
     }

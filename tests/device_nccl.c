@@ -1,11 +1,14 @@
 /* Rings of GPUs by NCCL, without either: the stand-in module plays both, and is as inconvenient as NCCL may be. Ranks are
  * threads over a caller's transport; processes are tests/mpi's. */
 #include <math.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "device_hand.h"
+#include "ring/comm.h"
 #include "support_patience.h"
+#include "transport/link_internal.h"
 
 /* Direct, and by NCCL over a caller's transport. */
 static void nccl_gives_the_same_bits(void **state) {
@@ -141,6 +144,50 @@ static void a_failure_that_ends_a_kernel_is_seen_by_the_call(void **state) {
     end(h);
 }
 
+/* The second call goes wrong: the GPU of rank 2 is busy when it comes, so that the kernels of its peers wait for it, and rank
+ * 0's link breaks, whose kernels are aborted while its word is still on its way. */
+static void *break_and_tell_later(void *arg) {
+    ra_link *link = ((ra_comm *)arg)->link;
+    nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);
+    pthread_mutex_lock(&link->mutex);
+    link->status = RA_ABORTED;
+    snprintf(link->sentence, sizeof link->sentence, "rank 0 gave up: it is time");
+    link->broke(link->broke_arg);
+    pthread_mutex_unlock(&link->mutex);
+    nanosleep(&(struct timespec){.tv_sec = 2}, NULL);
+    pthread_mutex_lock(&link->mutex);
+    ra_control_tell(link);
+    pthread_mutex_unlock(&link->mutex);
+    return NULL;
+}
+
+static void call_twice(void *arg, int rank) {
+    hand *h = arg;
+    pthread_t thread;
+    void *memory = NULL;
+    hand_call(h, rank);
+    ra_cuda_synchronize(h->streams[rank]);
+    for (int i = 0; i < NUMBERS; i++) h->q[rank][i] += 1;
+    const bool breaks = rank == 0 && pthread_create(&thread, NULL, break_and_tell_later, h->ring.comms[rank]) == 0;
+    if (rank == 2 && ra_cuda_alloc(2, &memory) == RA_OK) /* its stream is busy for a while */
+        for (int i = 0; i < 5000; i++) ra_cuda_copy(memory, (char *)memory + 1, 1, h->streams[rank]);
+    hand_call(h, rank);
+    if (breaks) pthread_join(thread, NULL);
+    ra_cuda_synchronize(h->streams[rank]);
+    ra_cuda_free(memory);
+}
+
+static void what_a_rank_sends_on_when_it_is_aborted_is_no_result(void **state) {
+    (void)state;
+    const double usual = timeout;
+    timeout = 30; /* between two heartbeats it is silent */
+    hand *h = run_by("eager:0:5", call_twice);
+    timeout = usual;
+    expect(h, RA_ABORTED, "rank 0 gave up: it is time", 10);
+    expect_no_numbers(h);
+    end(h);
+}
+
 static void ranks_for_whom_nccl_does_not_start_stage_or_say_why_not(void **state) {
     (void)state;
     static hand right;
@@ -227,6 +274,7 @@ int main(void) {
         cmocka_unit_test(a_kernel_that_never_ends_is_a_timeout),
         cmocka_unit_test(a_failure_that_no_rank_has_died_of_is_told_by_the_rank_that_has_it),
         cmocka_unit_test(a_failure_that_ends_a_kernel_is_seen_by_the_call),
+        cmocka_unit_test(what_a_rank_sends_on_when_it_is_aborted_is_no_result),
         cmocka_unit_test(ranks_for_whom_nccl_does_not_start_stage_or_say_why_not),
         cmocka_unit_test(an_abort_that_takes_too_long_is_not_waited_for),
         cmocka_unit_test(a_call_that_fails_frees_nothing_that_would_wait_for_its_gpu),

@@ -151,8 +151,9 @@ static void stop_and_fail(trial_place place, int most_ranks) {
     if (place == STAGED || place == BY_NCCL) setenv("RINGATTN_LANE", place == STAGED ? "staged" : "nccl", 1);
     for (int ranks = 2; ranks <= most_ranks; ranks++)
         for (int victim = 0; victim < ranks; victim++)
-            /* two buckets, as many hops as others; by notices, a receipt for each message; by NCCL, up to two to muster */
-            for (int64_t nth = 0; nth < (place >= DIRECT ? 4 : 2) * (ranks - 1) + (place == BY_NCCL ? 2 : 0); nth++)
+            /* two buckets, as many hops as others; by notices, a receipt for each message; by NCCL, up to two to meet, before
+             * and after */
+            for (int64_t nth = 0; nth < (place >= DIRECT ? 4 : 2) * (ranks - 1) + (place == BY_NCCL ? 4 : 0); nth++)
                 for (int kind = 0; kind < 2; kind++)
                     for (int backward = 0; backward < 2; backward++) {
                         if (place == BY_NCCL && !test_long() && (nth + 2 * victim + 3 * backward) % 7 != ranks) continue;

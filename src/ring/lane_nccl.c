@@ -17,7 +17,8 @@
  *
  * When the link breaks, its thread has the group aborted (lane_nccl_end.c): kernels that wait for a lost rank end, with
  * whatever is in their buffers. That may happen to a call whose host has not noticed, so a call ends by waiting until its last
- * exchange is done, and looks at the link once more.
+ * exchange is done, and looks at the link once more. Such a kernel may even have sent something, to a rank whose link is whole.
+ * So then the hosts meet again: a result is one when it is one on all ranks. Devices compute the last step meanwhile.
  *
  * Ranks that are all alive may still wait for ever, when the library does. The lane's queue counts the exchanges that it begins
  * and those that are done, so a host that waits knows whether its device waits for others, or still computes; it tells the
@@ -275,22 +276,27 @@ ra_status ra_nccl_open(ra_comm *comm, ra_pool *pool, ra_nccl **result) {
 /* ----------------------------------------------------------------------------------------------------------------- calls */
 
 /* Returns when every rank has come here: in round i each hears from the rank 2^i before it, and so of twice as many. */
-ra_status ra_nccl_muster(ra_call *call) {
+static ra_status meet(ra_call *call) {
     ra_comm *comm = call->comm;
     ra_transfer *transfers = call->entry->transfers;
-    call->lane->nccl->patience = ra_link_timeout(comm->link);
-    call->lane->nccl->allowance = call->lane->nccl->told = 0;
     char *in = call->staging, *out = call->staging + ra_frame_bytes((int64_t)sizeof(ra_note));
     for (int apart = 1; apart < comm->ranks; apart *= 2) {
         const int from = (comm->rank + comm->ranks - apart) % comm->ranks, to = (comm->rank + apart) % comm->ranks;
         for (int i = 0; i < 2; i++) transfers[i] = call->entry->receipts[i] = (ra_transfer){0};
         call->transfer_count = 2;
-        RA_TRY(ra_link_recv(comm->link, from, comm->received[from]++, 0, in, 0, &transfers[0]));
-        RA_TRY(ra_link_send(comm->link, to, comm->sent[to]++, 0, out, 0, &transfers[1]));
+        RA_TRY(ra_link_recv(comm->link, from, comm->received[from]++, call->step, in, 0, &transfers[0]));
+        RA_TRY(ra_link_send(comm->link, to, comm->sent[to]++, call->step, out, 0, &transfers[1]));
         RA_TRY(ra_link_wait(comm->link, transfers, 2, call->phase));
         call->transfer_count = 0;
     }
     return RA_OK;
+}
+
+ra_status ra_nccl_muster(ra_call *call) {
+    ra_nccl *nccl = call->lane->nccl;
+    nccl->patience = ra_link_timeout(call->comm->link);
+    nccl->allowance = nccl->told = 0;
+    return meet(call);
 }
 
 /* The notice says all; the answer, that the receiver is there. */
@@ -326,9 +332,11 @@ static ra_status nccl_wait(ra_call *call) {
     return RA_OK;
 }
 
+/* Of a link that broke before, kernels were aborted. */
 static ra_status nccl_settle(ra_call *call) {
     RA_TRY(await(call->lane->nccl, call->lane->in, 0));
-    return ra_link_status(call->comm->link); /* of a link that broke before, waits were ended */
+    RA_TRY(ra_link_status(call->comm->link));
+    return meet(call);
 }
 
 const ra_lane_ops ra_lane_nccl = {
