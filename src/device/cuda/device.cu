@@ -74,7 +74,9 @@ extern "C" ra_status ra_cuda_backend_reach(int gpu, ra_cuda_error *error) {
     const cudaError_t code = cudaDeviceEnablePeerAccess(gpu, 0);
     if (code == cudaSuccess) return RA_OK;
     cudaGetLastError(); /* it would be reported by whoever looks next */
-    return code == cudaErrorPeerAccessAlreadyEnabled ? RA_OK : ra::cuda_failed(error, "cudaDeviceEnablePeerAccess", code);
+    const bool too_many = code == cudaErrorTooManyPeers; /* a GPU takes eight at most on some machines */
+    return too_many || code == cudaErrorPeerAccessAlreadyEnabled ? RA_OK
+                                                                 : ra::cuda_failed(error, "cudaDeviceEnablePeerAccess", code);
 }
 
 extern "C" ra_status ra_cuda_backend_probe(ra_cuda_device *device, ra_cuda_error *error) {
