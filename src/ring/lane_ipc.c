@@ -152,12 +152,19 @@ static ra_status open_windows(ra_ipc *ipc) {
     return RA_OK;
 }
 
+/* Waits until the latest call is done with this rank's window. It has no wait for a peer left. */
+static void finish_with_window(const ra_ipc *ipc) {
+    bool passed = !ipc->done;
+    while (!passed && ipc->copies->passed(ipc->done, &passed) == RA_OK) sched_yield();
+}
+
 ra_status ra_ipc_grow(ra_comm *comm, ra_pool *pool, int64_t bytes, ra_ipc **result) {
     ra_ipc *ipc = *result;
     RA_TRY(ra_comm_usable(comm));
     if (ipc->window) { /* others close it before it goes */
         close_windows(ipc);
         RA_TRY(ra_council_vote(&ipc->council, RA_OK));
+        finish_with_window(ipc); /* the pool may give it to a call on another stream */
         ra_pool_give(ipc->pool, ipc->window);
         ipc->window = NULL;
     }
