@@ -57,9 +57,11 @@ ra_status ra_call_prepare(ra_entry *entry, bool backward) {
     ra_comm *comm = entry->comm;
     const ra_device_ops *device = entry->plan.kernel->device;
     if (!device->copies) return RA_OK;
+    RA_TRY(ra_comm_usable(comm));
     const bool first = ra_lane_undecided(comm, device->copies);
-    RA_TRY(ra_lane_prepare(comm, comm->device_pool, &entry->plan, entry->frames_most[backward]));
-    const ra_status status = first ? ra_call_reserve(entry) : RA_OK;
+    ra_status status = keep_place(comm, device); /* before a lane makes memory on it */
+    if (status == RA_OK) RA_TRY(ra_lane_prepare(comm, comm->device_pool, &entry->plan, entry->frames_most[backward]));
+    if (status == RA_OK && first) status = ra_call_reserve(entry);
     if (status != RA_OK) ra_link_abort(comm->link, status, ra_last_error()); /* the others have their plans already */
     return status;
 }
