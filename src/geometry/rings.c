@@ -68,6 +68,20 @@ static int32_t member_of(const ra_ring *ring, int32_t rank) {
     return (int32_t)(found - ring->members);
 }
 
+/* Threads each member's targets, in their order, so that nobody searches all of them for one member's. */
+static bool link_targets(ra_arena *arena, ra_ring *ring) {
+    ring->first_target = ra_arena_take(arena, ring->member_count, sizeof(int32_t));
+    ring->next_target = ra_arena_take(arena, ring->target_count, sizeof(int32_t));
+    if (arena->failed) return false;
+    for (int64_t i = 0; i < ring->member_count; i++) ring->first_target[i] = -1;
+    for (int64_t i = ring->target_count - 1; i >= 0; i--) {
+        int32_t *first = &ring->first_target[ring->targets[i].member];
+        ring->next_target[i] = *first;
+        *first = (int32_t)i;
+    }
+    return true;
+}
+
 /* Copies the parts whose position is `residue` (mod modulus), finds the members, and appends the ring. */
 static bool append_ring(builder *b, ra_ring ring, int64_t sources, int64_t targets, int64_t modulus, int64_t residue) {
     ra_rings *out = b->out;
@@ -91,6 +105,7 @@ static bool append_ring(builder *b, ra_ring ring, int64_t sources, int64_t targe
         if (i == 0 || ring.members[i] != ring.members[i - 1]) ring.members[ring.member_count++] = ring.members[i];
     for (int64_t i = 0; i < ring.source_count; i++) ring.sources[i].member = member_of(&ring, ring.sources[i].rank);
     for (int64_t i = 0; i < ring.target_count; i++) ring.targets[i].member = member_of(&ring, ring.targets[i].rank);
+    if (!link_targets(b->arena, &ring)) return false;
     out->rings[out->count++] = ring;
     return true;
 }

@@ -43,6 +43,8 @@ typedef struct ra_ring {
     int64_t member_count, source_count, target_count;
     int32_t *members;           /* ascending ranks */
     ra_part *sources, *targets; /* keys, queries; by position (striped: by rank) */
+    int32_t *first_target;      /* of each member, */
+    int32_t *next_target;       /* and of each target the next one of its member; -1: none */
     /* A bucket is either `bundle` whole segments, or one of `slices` slices of `cap` rows of one segment. */
     int64_t cap, slices, bundle, buckets;
     ra_path *paths; /* of each source */

@@ -282,8 +282,7 @@ int64_t ra_direct_pieces(const ra_route *route, const ra_channel *channel, int64
         ra_source_ref ref = channel->refs[i];
         const ra_ring *ring = &route->rings.rings[ref.ring];
         int64_t low = INT64_MAX, high = 0;
-        for (int64_t t = 0; t < ring->target_count; t++) {
-            if (ring->targets[t].member != to) continue;
+        for (int32_t t = ring->first_target[to]; t >= 0; t = ring->next_target[t]) {
             int64_t begin, end;
             needed_rows(route->config, &ring->sources[ref.source], &ring->targets[t], &begin, &end);
             if (begin == end) continue;
