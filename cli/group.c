@@ -25,24 +25,26 @@ bool group_launched(const settings *s) {
            (s->transport == TRANSPORT_AUTO && ra_mpi_is_launched());
 }
 
-int group_launcher_rank(void) {
-    static const char *const names[] = {"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"};
+/* The number in the first of three variables that is there; 0 if none is. */
+static int number_in(const char *const names[3]) {
     for (int i = 0; i < 3; i++)
         if (getenv(names[i])) return (int)strtol(getenv(names[i]), NULL, 10);
     return 0;
+}
+
+int group_launcher_rank(void) {
+    return number_in((const char *const[]){"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"});
+}
+
+/* Among the ranks of this host. */
+static int launcher_local_rank(void) {
+    return number_in((const char *const[]){"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"});
 }
 
 /* Of a host's GPUs each rank takes another; if there are fewer, some share one. Where there is none, who needs it says so. */
 static ra_status take_gpu(int local_rank) {
     int gpus;
     return ra_cuda_count(&gpus) == RA_OK && gpus > 1 ? ra_cuda_use(local_rank % gpus) : RA_OK;
-}
-
-static int launcher_local_rank(void) {
-    static const char *const names[] = {"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"};
-    for (int i = 0; i < 3; i++)
-        if (getenv(names[i])) return (int)strtol(getenv(names[i]), NULL, 10);
-    return 0;
 }
 
 static ra_status set_timeouts(const settings *s, ra_comm *comm) {

@@ -93,7 +93,7 @@ typedef struct ra_net_ops {
 
 /* How payload gets to and from memory that is the device's own, beside what a call computes (ring/lane.h). */
 typedef struct ra_copy_ops {
-    /* Which of several devices of this kind is the calling thread's. Copies to it from another one of them may go straight. */
+    /* Which of several devices is the calling thread's? From now on copies to it from another one go straight, if they can. */
     ra_status (*current)(int *number);
     ra_status (*reach)(int number);
     const ra_memory *pinned; /* host memory to and from which copies are asynchronous */
