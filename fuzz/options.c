@@ -7,7 +7,7 @@
 
 #define WORDS 64
 
-/* Is a description of these settings quick? Choosing a layout plans every step of every rank, for every key range of the batch. */
+/* Is a description of these settings quick? Choosing a layout plans every step of every rank, and for every key range. */
 static bool is_quick(const settings *s) {
     bool chooses = s->given[OPT_LAYOUT] && s->layout == LAYOUT_AUTO && s->ring_size > 1;
     return chooses ? s->ring_size <= 8 && s->batch <= 8 : s->batch <= 1000;

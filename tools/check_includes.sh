@@ -59,6 +59,8 @@ forbid '^ *# *include *"device/(cpu|cuda|kernel|rows|state)' "device/device.h is
 forbid 'RA_DEVICE_(CPU|CUDA)|[-]>kind' "which device it is, is the device's affair" src/plan src/ring
 forbid 'RA_(LINK|FRAME)_HEADER' "headers are the link's" src/plan src/ring
 forbid '(^|[^a-z_])(ra_comm|ra_link[a-z_]*|ra_transfer|ra_pool[a-z_]*) *[*(]' "a plan knows neither peers nor memory" src/plan
+forbid 'pthread_create *\(' "threads come from ra_thread_start, which keeps the program's signals from them" \
+    $(sources $library | grep -v '^src/core/thread.h$')
 for file in $(sources include src cli tests fuzz examples bench); do
     awk 'length > 128 { print FILENAME ":" FNR ": longer than 128 columns" }' "$file" >>"$breaches"
 done

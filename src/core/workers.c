@@ -8,9 +8,7 @@
  * wrote before, and the caller sees what they wrote. */
 #include "core/workers.h"
 
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <time.h>
 #include <unistd.h>
@@ -18,6 +16,7 @@
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/status.h"
+#include "core/thread.h"
 
 #define INSIDE_MASK 0xffffu
 #define OPEN_BIT 0x10000u
@@ -123,7 +122,7 @@ void ra_workers_destroy(ra_workers *w) {
 static bool start_thread(ra_workers *w) {
     slot *s = &w->threads[w->started];
     *s = (slot){.workers = w, .worker = w->started + 1};
-    if (pthread_create(&s->thread, NULL, thread_main, s) != 0) return false;
+    if (!ra_thread_start(&s->thread, thread_main, s)) return false;
     w->started++;
     return true;
 }
@@ -141,15 +140,7 @@ ra_status ra_workers_create(int count, ra_workers **workers) {
     atomic_init(&w->gate, GENERATION_STEP);
 
     w->threads = ra_alloc((int64_t)sizeof(slot) * (count - 1));
-    /* Signals are the program's business: its own threads take them, never these. */
-    sigset_t all, before;
-    sigfillset(&all);
-    /* Faults of a worker's own making reach the application's handler (a mapped file that shrank is a SIGBUS). */
-    static const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL};
-    for (int i = 0; i < 4; i++) sigdelset(&all, faults[i]);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
     while (w->threads && w->started < count - 1 && start_thread(w)) {}
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
     if (w->started < count - 1 || !w->threads) {
         int started = w->started;
         ra_workers_destroy(w);

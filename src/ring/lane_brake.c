@@ -7,7 +7,6 @@
  * Both counters are in memory that the device knows, so no kernel and no copy runs while a message is held back. What is held
  * back when a lane closes comes in its time: other ranks may wait for it. */
 #include <math.h>
-#include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -16,6 +15,7 @@
 #include "core/log.h"
 #include "core/shared.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "ring/lane.h"
 
 struct ra_brake {
@@ -77,7 +77,7 @@ ra_status ra_brake_open(const ra_copy_ops *copies, const ra_queue *lane, ra_brak
     if (status == RA_OK) status = copies->share(brake->counters.memory, brake->counters.bytes);
     brake->shared = status == RA_OK;
     if (status == RA_OK) status = copies->record(lane, &brake->end);
-    if (status == RA_OK) brake->runs = pthread_create(&brake->thread, NULL, let_pass, brake) == 0;
+    if (status == RA_OK) brake->runs = ra_thread_start(&brake->thread, let_pass, brake);
     if (status == RA_OK && !brake->runs) status = ra_fail(RA_NOMEM, "no thread for a slow lane");
     if (status != RA_OK) ra_brake_close(brake, lane);
     else *result = brake;

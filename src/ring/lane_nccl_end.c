@@ -1,13 +1,13 @@
 /* How a group of NCCL's ends: in peace, when what was sent has left; or by force, when the link breaks, so that kernels of the
  * library which wait for a lost rank end, and streams run on. Either may take long, or never return, so a thread does it and
  * is waited for as long as the timeout says, and no longer. */
-#include <signal.h>
 #include <time.h>
 
 #include "core/alloc.h"
 #include "core/clock.h"
 #include "core/log.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "ring/lane_nccl.h"
 
 #define COURTESY 0.5 /* seconds for which an abort waits until the caller has left the library */
@@ -75,11 +75,7 @@ static void *end_group(void *arg) {
 }
 
 ra_status ra_nccl_start(ra_nccl *nccl) {
-    sigset_t all, before; /* the program's signals are for the program's threads */
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    nccl->threaded = pthread_create(&nccl->thread, NULL, end_group, nccl) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    nccl->threaded = ra_thread_start(&nccl->thread, end_group, nccl);
     return nccl->threaded ? RA_OK : ra_fail(RA_NOMEM, "no thread could be started to end NCCL");
 }
 

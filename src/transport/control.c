@@ -25,7 +25,6 @@
  * each other because the program is wrong: judge.c finds them in what all say that they wait for. */
 #include <assert.h>
 #include <errno.h>
-#include <signal.h>
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -34,6 +33,7 @@
 #include "core/log.h"
 #include "core/size.h"
 #include "core/status.h"
+#include "core/thread.h"
 #include "transport/link_internal.h"
 
 enum { BEAT = 1, LEAVING = 2, VERDICT = 3 };
@@ -331,12 +331,7 @@ ra_status ra_control_start(ra_link *link) {
         return ra_link_broken(link);
     }
     if (!link->threaded) return RA_OK;
-    /* The program's signals are for the program's threads. */
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    link->threaded = pthread_create(&link->thread, NULL, beat_thread, link) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    link->threaded = ra_thread_start(&link->thread, beat_thread, link);
     return link->threaded
                ? RA_OK
                : ra_link_break(link, ra_fail(RA_NOMEM, "rank %d cannot start its heartbeat thread", link->rank), link->rank);

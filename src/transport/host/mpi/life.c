@@ -2,12 +2,11 @@
 
 #include <errno.h>
 #include <mpi.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <time.h>
 
 #include "core/clock.h"
+#include "core/thread.h"
 
 typedef enum state { STARTING, RUNNING, ENDING, OVER } state;
 
@@ -40,14 +39,8 @@ static void *owner(void *unused) {
 ra_mpi_start ra_mpi_begin(double seconds, int *error) {
     ra_cond_init(&changed);
     const struct timespec until = ra_seconds_ahead(seconds);
-    /* The program's signals are for the program's threads. */
     pthread_t thread;
-    sigset_t all, before;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    bool made = pthread_create(&thread, NULL, owner, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (!made) return RA_MPI_NO_THREAD;
+    if (!ra_thread_start(&thread, owner, NULL)) return RA_MPI_NO_THREAD;
     pthread_detach(thread);
     int waited = 0;
     pthread_mutex_lock(&mutex);
