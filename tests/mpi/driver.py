@@ -137,6 +137,8 @@ def note(reports):
 def messages(directory):
     for ranks in (1, 2, 3, 4, 7):
         print(f"{ranks} ranks: {note(all_well(Job(directory, ranks, 'messages')))}, all whole and in place")
+    for ranks in (2, 3):
+        print(f"{ranks} ranks: {note(all_well(Job(directory, ranks, 'openings')))}, nothing mixed up")
 
 
 def attention(directory):

@@ -1,6 +1,7 @@
 /* One rank of an MPI job, for driver.py: does what its first argument says, and leaves one line of JSON in RESULT.<rank>.
  *
  *     messages             rings, many messages in flight, allgathers, counts; opened and closed many times
+ *     openings             a link that stays open while more than a hundred others come and go
  *     attention CASES      random attention, forward and backward: the same bits as ranks that are threads
  *     fault WHO STEP HOW PASS   a ring in which rank WHO fails at its STEP-th send: kill, stop, error; STEP -1: a while later,
  *                          when its host has sent everything
@@ -163,6 +164,51 @@ static void messages(void) {
     }
     char note[64];
     snprintf(note, sizeof note, "%lld messages", (long long)sent);
+    report(RA_OK, 0, note);
+}
+
+/* Rank 0's end, or rank 1's, of a message of one number from rank 1 to rank 0. */
+typedef struct number_end {
+    char frame[RA_LINK_HEADER + sizeof(int64_t)];
+    ra_transfer transfer;
+} number_end;
+
+static void begin_number(ra_link *link, int64_t number, number_end *end) {
+    memset(end, 0, sizeof *end);
+    if (rank_of == 1) memcpy(end->frame + RA_LINK_HEADER, &number, sizeof number);
+    if (rank_of == 1) CHECK(ra_link_send(link, 0, 0, 0, end->frame, sizeof number, &end->transfer) == RA_OK);
+    if (rank_of == 0) CHECK(ra_link_recv(link, 1, 0, 0, end->frame, sizeof number, &end->transfer) == RA_OK);
+}
+
+static void end_number(ra_link *link, int64_t number, number_end *end) {
+    if (rank_of < 2) CHECK(ra_link_wait(link, &end->transfer, 1, "forward") == RA_OK);
+    if (rank_of == 0) CHECK(memcmp(end->frame + RA_LINK_HEADER, &number, sizeof number) == 0);
+}
+
+/* Nothing is mixed up when one communicator is opened more often than tags have numbers for it: a message of a late link is not
+ * one of an early link that is still open, and the last words of an early link are not those of a peer. */
+static void openings(void) {
+    enum { NUMBERS = 64, OPENINGS = NUMBERS + 8 };
+    timeout_seconds = 20;
+    void *fault;
+    ra_link *stays = open_link(NULL, &fault, NULL);
+    for (int i = 1; i <= OPENINGS; i++) {
+        ra_link *link = open_link(NULL, &fault, NULL);
+        number_end late, early;
+        if (rank_of == 1 && i > NUMBERS && i < NUMBERS + 4) sleep_for(0.8); /* longer than one waits for a rank that has left */
+        if (rank_of == 1) begin_number(link, i, &late);                     /* comes first, but is not what rank 0 looks for */
+        sleep_for(0.02);
+        begin_number(stays, -i, &early);
+        end_number(stays, -i, &early);
+        if (rank_of != 1) begin_number(link, i, &late);
+        end_number(link, i, &late);
+        int all[64]; /* all leave at once, and some do not hear the last words of others */
+        CHECK(ra_link_allgather(link, &rank_of, all, sizeof rank_of, "plan") == RA_OK);
+        ra_link_destroy(link);
+    }
+    ra_link_destroy(stays);
+    char note[64];
+    snprintf(note, sizeof note, "%d openings", OPENINGS);
     report(RA_OK, 0, note);
 }
 
@@ -633,6 +679,7 @@ int main(int argc, char **argv) {
     if (!getenv("RESULT")) return 2;
     on_gpu = getenv("ON_GPU") != NULL;
     if (strcmp(what, "messages") == 0) messages();
+    else if (strcmp(what, "openings") == 0) openings();
     else if (strcmp(what, "attention") == 0 && argc > 2) attention(atoi(argv[2]));
     else if (strcmp(what, "fault") == 0 && argc > 5)
         faulty(atoi(argv[2]), atoi(argv[3]), argv[4], strcmp(argv[5], "backward") == 0);

@@ -1,8 +1,8 @@
 /* The transport over MPI, compiled once for each implementation.
  *
- * One duplicate is made of a caller's communicator and cached on it as an attribute, so that opening it again costs no new
+ * A duplicate is made of a caller's communicator and cached on it as an attribute, so that opening it again costs no new
  * context. Openings are numbered, and the number is part of every tag: a last heartbeat of an earlier link can never match a
- * later link's receive.
+ * later link's receive. When all numbers have been used there is a new duplicate; links on an old one go on with that.
  *
  *     MPI tag:  [ opening 6 bits | the link's own 1 bit | low 20 bits of the link's tag ]
  *
@@ -39,16 +39,17 @@
 #endif
 
 #define OPENING_BITS 6
+#define OPENINGS (1 << OPENING_BITS) /* of one duplicate */
 #define OWN_BIT (1 << RA_LINK_TAG_BITS)
 #define TAG_BITS (RA_LINK_TAG_BITS + 1 + OPENING_BITS)
 #define PIECE ((size_t)4 << 20)
 
-/* The duplicate of one communicator, and its openings. */
+/* The duplicate of one communicator, and its openings. An attribute of the duplicate leads to the one before it. */
 typedef struct shared_comm {
     struct shared_comm *next; /* all that an attribute leads to */
     const ra_mpi_host *host;
     MPI_Comm parent, comm;
-    int openings, open_now;
+    int openings, open_now; /* of this duplicate; of this one and those before it */
     bool failed; /* somebody broke a link on it: it is never freed */
     bool orphan; /* no attribute leads to it any more: the last endpoint frees it */
 } shared_comm;
@@ -67,12 +68,13 @@ typedef struct request {
 
 typedef struct endpoint {
     shared_comm *shared;
+    MPI_Comm comm; /* the duplicate of its opening */
     int opening, rank;
     request *receives; /* of messages that are not the link's own, first posted first */
 } endpoint;
 
 static pthread_mutex_t mpi_mutex = PTHREAD_MUTEX_INITIALIZER;
-static int duplicate_key = MPI_KEYVAL_INVALID, finalize_key = MPI_KEYVAL_INVALID;
+static int duplicate_key = MPI_KEYVAL_INVALID, before_key = MPI_KEYVAL_INVALID, finalize_key = MPI_KEYVAL_INVALID;
 static bool initialized_here, anything_failed;
 static atomic_bool closing; /* MPI_Finalize has begun */
 static shared_comm *duplicates;
@@ -165,7 +167,7 @@ static int match(endpoint *e, request *r) {
         MPI_Status status;
         int there = 0, got = 0;
         size_t length, begin = piece_of(r, r->matched, &length);
-        int error = MPI_Improbe(r->peer, r->tag, e->shared->comm, &there, &message, &status);
+        int error = MPI_Improbe(r->peer, r->tag, e->comm, &there, &message, &status);
         if (error != MPI_SUCCESS || !there) return error;
         MPI_Get_count(&status, MPI_BYTE, &got);
         if (got < 0 || (size_t)got > length) { /* left with MPI: the link is broken by this */
@@ -215,7 +217,7 @@ static ra_status post_send(void *ctx, int peer, uint64_t tag, const void *buf, s
         pthread_mutex_lock(&mpi_mutex);
         bool over = atomic_load(&closing); /* whoever waits for it is told */
         if (!over)
-            error = MPI_Isend(r->buf + begin, (int)length, MPI_BYTE, peer, r->tag, e->shared->comm, &r->pieces[r->matched]);
+            error = MPI_Isend(r->buf + begin, (int)length, MPI_BYTE, peer, r->tag, e->comm, &r->pieces[r->matched]);
         pthread_mutex_unlock(&mpi_mutex);
         if (over) break;
         /* Pieces that are on their way keep r: the link is broken by this, and nothing of it is used again. */
@@ -326,10 +328,10 @@ static void destroy(void *ctx) {
 
 /* Last heartbeats may have come that no link wanted any more. They must be gone before MPI reuses the context for another
  * communicator, and some MPIs complain about each of them in MPI_Finalize. Once everybody is here they have all been sent. */
-static bool receive_leftovers(shared_comm *shared) {
+static bool receive_leftovers(const shared_comm *shared, MPI_Comm comm) {
     MPI_Request barrier;
     pthread_mutex_lock(&mpi_mutex);
-    bool begun = !shared->failed && !anything_failed && MPI_Ibarrier(shared->comm, &barrier) == MPI_SUCCESS;
+    bool begun = !shared->failed && !anything_failed && MPI_Ibarrier(comm, &barrier) == MPI_SUCCESS;
     pthread_mutex_unlock(&mpi_mutex);
     if (!begun) return false;
     if (wait_collective(shared->host, &barrier, 10, "closing the communicator") != RA_OK) return false;
@@ -338,16 +340,24 @@ static bool receive_leftovers(shared_comm *shared) {
         int there = 0, count = 0;
         MPI_Status status;
         pthread_mutex_lock(&mpi_mutex);
-        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, shared->comm, &there, &status);
+        MPI_Iprobe(MPI_ANY_SOURCE, MPI_ANY_TAG, comm, &there, &status);
         if (there) MPI_Get_count(&status, MPI_BYTE, &count);
         bool beat = count <= (int)sizeof scratch;
         if (there && beat)
-            MPI_Recv(scratch, count, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG, shared->comm, MPI_STATUS_IGNORE);
+            MPI_Recv(scratch, count, MPI_BYTE, status.MPI_SOURCE, status.MPI_TAG, comm, MPI_STATUS_IGNORE);
         pthread_mutex_unlock(&mpi_mutex);
         if (!beat) return false; /* left to MPI */
         quiet = there ? 0 : quiet + 1;
     }
     return true;
+}
+
+/* The duplicate before this one; MPI_COMM_NULL: there is none. */
+static MPI_Comm duplicate_before(MPI_Comm comm) {
+    void *handle = NULL;
+    int found = 0;
+    MPI_Comm_get_attr(comm, before_key, &handle, &found);
+    return found ? MPI_Comm_f2c((MPI_Fint)(intptr_t)handle) : MPI_COMM_NULL;
 }
 
 /* The caller frees the communicator that the duplicate was made of; all ranks do, so freeing the duplicate is safe, unless a
@@ -357,7 +367,10 @@ static int free_duplicate(MPI_Comm comm, int key, void *value, void *extra) {
     shared_comm *shared = value, **at = &duplicates;
     while (*at && *at != shared) at = &(*at)->next;
     if (*at) *at = shared->next;
-    if (!shared->orphan && shared->open_now == 0 && receive_leftovers(shared)) MPI_Comm_free(&shared->comm);
+    for (MPI_Comm own = shared->comm, before; own != MPI_COMM_NULL && !shared->orphan && shared->open_now == 0; own = before) {
+        before = duplicate_before(own);
+        if (receive_leftovers(shared, own)) MPI_Comm_free(&own);
+    }
     shared->orphan = true;
     if (shared->open_now == 0) shared->host->free(shared, sizeof *shared);
     return MPI_SUCCESS;
@@ -367,7 +380,8 @@ static int free_duplicate(MPI_Comm comm, int key, void *value, void *extra) {
  * is told that MPI is over, and calls it no more. */
 static int before_finalize(MPI_Comm comm, int key, void *value, void *extra) {
     (void)comm, (void)key, (void)value, (void)extra;
-    for (shared_comm *shared = duplicates; shared; shared = shared->next) receive_leftovers(shared);
+    for (shared_comm *shared = duplicates; shared; shared = shared->next)
+        for (MPI_Comm own = shared->comm; own != MPI_COMM_NULL; own = duplicate_before(own)) receive_leftovers(shared, own);
     pthread_mutex_lock(&mpi_mutex);
     atomic_store(&closing, true);
     pthread_mutex_unlock(&mpi_mutex);
@@ -452,6 +466,7 @@ static ra_status initialize(const ra_mpi_host *host, double seconds, bool *own_t
     }
     if (duplicate_key == MPI_KEYVAL_INVALID) {
         MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, free_duplicate, &duplicate_key, NULL);
+        MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, MPI_COMM_NULL_DELETE_FN, &before_key, NULL);
         MPI_Comm_create_keyval(MPI_COMM_NULL_COPY_FN, before_finalize, &finalize_key, NULL);
         MPI_Comm_set_attr(MPI_COMM_SELF, finalize_key, NULL);
     }
@@ -501,17 +516,25 @@ static ra_status open_comm(const ra_mpi_host *host, const void *handle, double s
         duplicates = shared;
         MPI_Comm_set_attr(parent, duplicate_key, shared);
     }
+    if (shared->openings == OPENINGS) {
+        MPI_Comm comm;
+        status = duplicate(host, parent, seconds, &comm);
+        if (status != RA_OK) return status;
+        MPI_Comm_set_attr(comm, before_key, (void *)(intptr_t)MPI_Comm_c2f(shared->comm));
+        shared->comm = comm;
+        shared->openings = 0;
+    }
     endpoint *e = host->alloc(sizeof *e);
     session->shared = shared;
     session->owned = initialized_here;
     MPI_Comm_rank(shared->comm, &session->rank);
     MPI_Comm_size(shared->comm, &session->ranks);
     pthread_mutex_lock(&mpi_mutex);
-    int opening = shared->openings++ & ((1 << OPENING_BITS) - 1);
+    int opening = shared->openings++;
     shared->open_now += e != NULL;
     pthread_mutex_unlock(&mpi_mutex);
     if (!e) return RA_OK;
-    *e = (endpoint){.shared = shared, .opening = opening, .rank = session->rank};
+    *e = (endpoint){.shared = shared, .comm = shared->comm, .opening = opening, .rank = session->rank};
     session->ctx = e;
     session->ops = (ra_comm_ops){.struct_size = sizeof(ra_comm_ops),
                                  .flags = own_thread ? 0 : RA_COMM_CALLER_THREAD,
@@ -524,8 +547,8 @@ static ra_status open_comm(const ra_mpi_host *host, const void *handle, double s
     return RA_OK;
 }
 
-/* When a rank could not open a new duplicate, all ranks forget it: the next opening must find the same on every rank. It is not
- * freed, for there may be messages in it. */
+/* When a rank could not open the first duplicate, all ranks forget it: the next opening must find the same on every rank. It is
+ * not freed, for there may be messages in it. */
 static ra_status agree(const ra_mpi_session *session, ra_status mine, double seconds, ra_status *worst, int *rank) {
     shared_comm *shared = session->shared;
     static struct { int status, rank; } in, out; /* static: if not everybody comes, MPI uses them for ever */
@@ -545,7 +568,7 @@ static ra_status agree(const ra_mpi_session *session, ra_status mine, double sec
     }
     *worst = (ra_status)out.status;
     *rank = out.rank;
-    if (*worst != RA_OK && shared->openings == 1) {
+    if (*worst != RA_OK && shared->openings == 1 && duplicate_before(shared->comm) == MPI_COMM_NULL) {
         shared->orphan = true;
         MPI_Comm_delete_attr(shared->parent, duplicate_key);
     }
