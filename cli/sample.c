@@ -11,6 +11,7 @@
 
 #define SAMPLED_ROWS 1000
 #define SAMPLED_WORK 1e8 /* pairs times D of all sampled rows together, for each thread: some seconds */
+#define KEPT_BYTES (8 << 20)
 
 /* What a worker needs for a row, and what it found. */
 typedef struct checker {
@@ -25,6 +26,7 @@ typedef struct sample {
     const shard *rank;
     uint64_t seed;
     bool backward;
+    char *kept[2]; /* all of k and v, if they are small: every sampled row reads them; NULL: each row is generated when read */
     int64_t count;
     checker *checkers; /* [workers] */
     _Atomic int64_t done;
@@ -38,14 +40,25 @@ static void read_row(const sample *s, data_tensor which, tensor_id like, int64_t
     const ra_attention_desc *d = s->rank->desc;
     double narrow[256]; /* room for any dtype */
     int64_t first = ((batch * tensor_rows(d, like) + row) * tensor_heads(d, like) + head) * d->head_dim;
-    data_fill(s->seed, which, first, d->head_dim, d->dtype, narrow);
-    ra_convert(elements, RA_F64, narrow, d->dtype, d->head_dim);
+    const char *kept = like == T_K ? s->kept[0] : like == T_V ? s->kept[1] : NULL;
+    if (!kept) data_fill(s->seed, which, first, d->head_dim, d->dtype, narrow);
+    ra_convert(elements, RA_F64, kept ? kept + first * (int64_t)ra_dtype_size(d->dtype) : (char *)narrow, d->dtype, d->head_dim);
 }
 static void read_q(void *ctx, int64_t b, int64_t row, int64_t head, double *e) { read_row(ctx, DATA_Q, T_Q, b, row, head, e); }
 static void read_k(void *ctx, int64_t b, int64_t row, int64_t head, double *e) { read_row(ctx, DATA_K, T_K, b, row, head, e); }
 static void read_v(void *ctx, int64_t b, int64_t row, int64_t head, double *e) { read_row(ctx, DATA_V, T_V, b, row, head, e); }
 static void read_dout(void *ctx, int64_t b, int64_t row, int64_t head, double *e) {
     read_row(ctx, DATA_DOUT, T_Q, b, row, head, e);
+}
+
+static void keep_keys(sample *s) {
+    const ra_attention_desc *d = s->rank->desc;
+    int64_t elements = ra_sat_mul(ra_sat_mul(d->batch, d->seq_k), ra_sat_mul(d->kv_heads, d->head_dim));
+    int64_t bytes = ra_sat_mul(elements, (int64_t)ra_dtype_size(d->dtype));
+    for (int i = 0; i < 2 && bytes <= KEPT_BYTES; i++) {
+        s->kept[i] = malloc((size_t)bytes + 1);
+        if (s->kept[i]) data_fill(s->seed, i == 0 ? DATA_K : DATA_V, 0, elements, d->dtype, s->kept[i]);
+    }
 }
 
 /* ---------------------------------------------------------------------------------------------------------------- a row */
@@ -134,6 +147,7 @@ static ra_status check_all(sample *s, ra_workers *workers, verdict *v) {
         s->checkers[i].got = malloc((size_t)(d->batch * d->heads * d->head_dim + 1) * sizeof(double));
         enough = s->checkers[i].got && ref_outputs_alloc(d, 1, 0, s->backward, &s->checkers[i].want);
     }
+    keep_keys(s);
     progress_start("checking sampled rows");
     if (enough) ra_workers_run(workers, s->count, check_row, s, show_progress, s);
     progress_end();
@@ -143,6 +157,7 @@ static ra_status check_all(sample *s, ra_workers *workers, verdict *v) {
         free(s->checkers[i].got);
     }
     free(s->checkers);
+    for (int i = 0; i < 2; i++) free(s->kept[i]);
     return status;
 }
 

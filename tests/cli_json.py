@@ -277,9 +277,9 @@ class Promises(kit.Case):
         self.refused(4, *shape, "--memory-limit", "2M", says="--memory-limit")
 
     def test_what_fits_at_a_scaled_down_size_is_what_a_rank_holds(self):
-        limit = 6 << 20
+        limit = 2 << 20
         for ranks in (1, 8) if kit.sanitized() else (1, 8, 64):
-            shape = ["--ring-size", ranks, "--heads", 8, "--head-dim", 64, "--dtype", "bf16", "--threads", 1]
+            shape = ["--ring-size", ranks, "--heads", 2, "--head-dim", 64, "--dtype", "bf16", "--threads", 1]
             fit = self.json("plan", "--fit", "--memory-limit", limit, *shape)["fit"]
             self.assertGreater(fit["seq"], 150 * ranks)
             self.assertAlmostEqual(fit["memory_bytes"] / limit, 1, delta=0.02)  # nothing longer fits
