@@ -42,7 +42,8 @@ static void read_row(const sample *s, data_tensor which, tensor_id like, int64_t
     int64_t first = ((batch * tensor_rows(d, like) + row) * tensor_heads(d, like) + head) * d->head_dim;
     const char *kept = like == T_K ? s->kept[0] : like == T_V ? s->kept[1] : NULL;
     if (!kept) data_fill(s->seed, which, first, d->head_dim, d->dtype, narrow);
-    ra_convert(elements, RA_F64, kept ? kept + first * (int64_t)ra_dtype_size(d->dtype) : (char *)narrow, d->dtype, d->head_dim);
+    const void *from = kept ? kept + first * (int64_t)ra_dtype_size(d->dtype) : (const char *)narrow;
+    ra_convert(elements, RA_F64, from, d->dtype, d->head_dim);
 }
 static void read_q(void *ctx, int64_t b, int64_t row, int64_t head, double *e) { read_row(ctx, DATA_Q, T_Q, b, row, head, e); }
 static void read_k(void *ctx, int64_t b, int64_t row, int64_t head, double *e) { read_row(ctx, DATA_K, T_K, b, row, head, e); }
