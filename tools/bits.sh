@@ -14,7 +14,7 @@ base=$PWD/build-bits/$commit # kept for the next time
 # digests SOURCE BUILD TEXT: builds the library and writes what the grid gives
 digests() {
     [ -e "$2/CMakeCache.txt" ] || cmake -S "$1" -B "$2" -G Ninja -DRA_TESTS=OFF ${CMAKE_ARGS:-} --log-level=WARNING
-    ninja -C "$2" ringattn | tail -1
+    ninja -C "$2" libringattn.so | tail -1
     ${CC:-cc} -std=c17 -O2 -I"$1/include" tools/bits.c -o "$3.run" "$2/libringattn.so" -Wl,-rpath,"$2" -lpthread -lm
     "$3.run" >"$3"
 }
