@@ -1,5 +1,5 @@
 /* Digests of outputs and gradients over a grid of small problems, one line each: what tools/bits.sh compares between two builds.
- * It sees only the public header, so that it compiles against either. */
+ * It sees only the public header, so that it compiles against either. usage: bits [EVERY]   runs one case in EVERY */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -148,7 +148,10 @@ static const char *const dtypes[] = {"f32", "bf16", "f16", "f64"};
 static const char *const layouts[] = {"contiguous", "zigzag", "striped"};
 static const char *const schedules[] = {"auto", "ring", "gather", "merge"};
 
+static long every = 1, cases;
+
 static void one(const pattern *p, ra_attention_desc d, ra_comm **comms, int ranks) {
+    if (cases++ % every != 0) return;
     char name[200];
     p->set(&d);
     snprintf(name, sizeof name, "%s, %s, %s, p = %d, n = %lld, D = %lld, %s, %s%s", p->name, dtypes[d.dtype], d.kernel, ranks,
@@ -175,7 +178,9 @@ static void spread(const pattern *p, ra_attention_desc d, ra_comm **comms, int r
     }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1) every = strtol(argv[1], NULL, 10);
+    if (every < 1) return fprintf(stderr, "bits: one case in %s is no number of cases; give 1 or more\n", argv[1]), 2;
     setvbuf(stdout, NULL, _IOLBF, 0);
     for (int ranks = 1; ranks <= MOST_RANKS; ranks++) {
         ra_comm *comms[MOST_RANKS];
