@@ -2,7 +2,7 @@
 # Does this tree compute the same bits as another version of it? usage: tools/bits.sh BASE [PROCESSOR]
 # Builds the commit BASE beside the working tree, runs tools/bits.c (a grid of outputs and gradients) over both libraries on this
 # machine and compares every digest. Exits 1 and names the cases that differ. What a machine's processor lacks is not compared:
-# with a PROCESSOR (aarch64 or x86_64) both are built for that one by Debian's cross compiler and run by qemu, 80 minutes of one
+# with a PROCESSOR (aarch64 or x86_64) both are built for that one by Debian's cross compiler and run by qemu, over an hour of one
 # core each.
 #   BUILD       the build directory of the working tree (default build; for a PROCESSOR build-bits/PROCESSOR)
 #   CMAKE_ARGS  more options for both builds
