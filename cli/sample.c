@@ -11,7 +11,7 @@
 
 #define SAMPLED_ROWS 1000
 #define SAMPLED_WORK 1e8 /* pairs times D of all sampled rows together, for each thread: some seconds */
-#define KEPT_BYTES (8 << 20)
+#define KEPT_BYTES (8 << 20) /* of k or v, at most: little beside what a rank holds */
 
 /* What a worker needs for a row, and what it found. */
 typedef struct checker {
@@ -52,6 +52,7 @@ static void read_dout(void *ctx, int64_t b, int64_t row, int64_t head, double *e
     read_row(ctx, DATA_DOUT, T_Q, b, row, head, e);
 }
 
+/* Where there is no memory for them, rows are generated as if they were large. */
 static void keep_keys(sample *s) {
     const ra_attention_desc *d = s->rank->desc;
     int64_t elements = ra_sat_mul(ra_sat_mul(d->batch, d->seq_k), ra_sat_mul(d->kv_heads, d->head_dim));
@@ -148,7 +149,7 @@ static ra_status check_all(sample *s, ra_workers *workers, verdict *v) {
         s->checkers[i].got = malloc((size_t)(d->batch * d->heads * d->head_dim + 1) * sizeof(double));
         enough = s->checkers[i].got && ref_outputs_alloc(d, 1, 0, s->backward, &s->checkers[i].want);
     }
-    keep_keys(s);
+    if (enough) keep_keys(s);
     progress_start("checking sampled rows");
     if (enough) ra_workers_run(workers, s->count, check_row, s, show_progress, s);
     progress_end();

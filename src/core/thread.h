@@ -6,8 +6,8 @@
 #include <signal.h>
 #include <stdbool.h>
 
-/* Starts a thread that takes none of the program's signals: its own threads do. Faults of the thread's own making still reach
- * the program's handler (a mapped file that shrank is a SIGBUS). False: no thread could be started. */
+/* Starts a thread that takes no signals: those are for the program's own threads. Faults of the thread's making still reach the
+ * program's handler (a mapped file that shrank is a SIGBUS). False: no thread could be started. */
 static inline bool ra_thread_start(pthread_t *thread, void *(*run)(void *), void *arg) {
     static const int faults[] = {SIGBUS, SIGSEGV, SIGFPE, SIGILL};
     sigset_t program, before;

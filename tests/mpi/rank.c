@@ -1,7 +1,7 @@
 /* One rank of an MPI job, for driver.py: does what its first argument says, and leaves one line of JSON in RESULT.<rank>.
  *
  *     messages             rings, many messages in flight, allgathers, counts; opened and closed many times
- *     openings             a link that stays open while more than a hundred others come and go
+ *     openings             a link that stays open while more others come and go than tags have numbers for
  *     attention CASES      random attention, forward and backward: the same bits as ranks that are threads
  *     fault WHO STEP HOW PASS   a ring in which rank WHO fails at its STEP-th send: kill, stop, error; STEP -1: a while later,
  *                          when its host has sent everything

@@ -367,9 +367,11 @@ static int free_duplicate(MPI_Comm comm, int key, void *value, void *extra) {
     shared_comm *shared = value, **at = &duplicates;
     while (*at && *at != shared) at = &(*at)->next;
     if (*at) *at = shared->next;
-    for (MPI_Comm own = shared->comm, before; own != MPI_COMM_NULL && !shared->orphan && shared->open_now == 0; own = before) {
-        before = duplicate_before(own);
-        if (receive_leftovers(shared, own)) MPI_Comm_free(&own);
+    MPI_Comm own = shared->orphan || shared->open_now > 0 ? MPI_COMM_NULL : shared->comm;
+    while (own != MPI_COMM_NULL && receive_leftovers(shared, own)) {
+        MPI_Comm before = duplicate_before(own);
+        MPI_Comm_free(&own);
+        own = before;
     }
     shared->orphan = true;
     if (shared->open_now == 0) shared->host->free(shared, sizeof *shared);
@@ -380,8 +382,10 @@ static int free_duplicate(MPI_Comm comm, int key, void *value, void *extra) {
  * is told that MPI is over, and calls it no more. */
 static int before_finalize(MPI_Comm comm, int key, void *value, void *extra) {
     (void)comm, (void)key, (void)value, (void)extra;
-    for (shared_comm *shared = duplicates; shared; shared = shared->next)
-        for (MPI_Comm own = shared->comm; own != MPI_COMM_NULL; own = duplicate_before(own)) receive_leftovers(shared, own);
+    for (shared_comm *shared = duplicates; shared; shared = shared->next) {
+        MPI_Comm own = shared->comm;
+        while (own != MPI_COMM_NULL && receive_leftovers(shared, own)) own = duplicate_before(own);
+    }
     pthread_mutex_lock(&mpi_mutex);
     atomic_store(&closing, true);
     pthread_mutex_unlock(&mpi_mutex);
