@@ -3,12 +3,14 @@
 
 #include "core/alloc.h"
 #include "core/status.h"
+#include "geometry/join.h"
 #include "ring/lane.h"
 #include "ring/offload.h"
 
 ra_status ra_pass_compute(ra_pass *pass, bool last) {
     ra_call *call = &pass->call;
-    const ra_item *items = call->entry->items;
+    ra_item *items = call->entry->items;
+    if (call->device->joins) call->item_count = ra_join_items(&call->plan->problem, items, call->item_count);
     RA_TRY(ra_lane_depart(call));
     double start = ra_seconds();
     ra_status status = pass->forward ? call->device->forward_step(pass->forward, items, call->item_count, last)

@@ -157,6 +157,7 @@ const ra_device_ops ra_cuda_device_ops = {
     .name = "GPU",
     .usual_bucket = 8192, /* four times as many rows are up to 7 % faster, but two ranks then need more memory than one */
     .fills = true,
+    .joins = true,
     .memory = &device_memory,
     .copies = &copies,
     .zero = zero,

@@ -1,0 +1,112 @@
+/* Items that were joined: the same pairs meet as before, and what should be joined is. */
+#include <string.h>
+
+#include "geometry/join.h"
+#include "support.h"
+
+enum { ROWS = 64, KEYS = 32, KEEP = 8 };
+
+/* How often each query row meets each key of each of the two tensors. */
+typedef struct meetings {
+    int count[2][ROWS][KEYS];
+} meetings;
+
+static void meet(const ra_problem *p, const ra_item *items, int64_t count, meetings *m) {
+    memset(m, 0, sizeof *m);
+    for (const ra_item *item = items; item < items + count; item++)
+        for (int64_t r = 0; r < item->loop[0].repeat; r++)
+            for (int64_t a = 0; a < item->q.count; a++) {
+                int64_t begin, end, row = item->q.row + a * item->q.row_step + r * item->loop[0].q_row;
+                ra_key_interval(p, 0, item->q.pos + a * item->q.pos_step + r * item->loop[0].q_pos,
+                                item->k.pos + r * item->loop[0].k_pos, item->k.pos_step, item->k.count, &begin, &end);
+                for (int64_t c = ra_max(0, begin); c < ra_min(end, item->k.count); c++)
+                    m->count[item->k_view.data != NULL][row][item->k.row + c * item->k.row_step + r * item->loop[0].k_row]++;
+            }
+}
+
+static const ra_problem causal = {.batch = 1, .heads = 1, .kv_heads = 1, .head_dim = 1, .left = RA_NO_LIMIT, .right = 0};
+
+static ra_item item_of(int64_t row, int64_t pos, int64_t count, int64_t key_pos, int64_t keys) {
+    return (ra_item){.heads = {0, 1, 1},
+                     .q = {row, 1, pos, 1, count},
+                     .k = {0, 1, key_pos, 1, keys},
+                     .loop = {{.repeat = 1}, {.repeat = 1}},
+                     .rate = 1};
+}
+
+/* What random items give: runs of queries in any order, masks of both sides, two tensors of keys, key ranges. */
+static void the_same_pairs_meet(void **state) {
+    (void)state;
+    test_rng rng = {test_seed(71)};
+    static char other;
+    int64_t fewer = 0;
+    for (int n = 0; n < 20000; n++) {
+        ra_problem p = causal;
+        int64_t begin = rng_below(&rng, 20), end = 20 + rng_below(&rng, 60);
+        p.left = rng_below(&rng, 2) ? RA_NO_LIMIT : rng_below(&rng, 60);
+        p.right = rng_below(&rng, 3) ? rng_below(&rng, 30) : RA_NO_LIMIT;
+        if (rng_below(&rng, 4) == 0) p.key_begin = &begin, p.key_end = &end;
+        ra_item items[KEEP];
+        int64_t count = 0, row = 0, step = 1 + rng_below(&rng, 2);
+        const int64_t key_pos = rng_below(&rng, 60), keys = 1 + rng_below(&rng, 12);
+        while (count < KEEP && row + 8 * step < ROWS) {
+            ra_item item = item_of(row, rng_below(&rng, 90), 1 + rng_below(&rng, 6), key_pos, keys);
+            item.q.row_step = item.q.pos_step = step;
+            if (rng_below(&rng, 8) == 0) item.k_view.data = &other;
+            if (rng_below(&rng, 8) == 0) item.k.pos += 3;
+            row += item.q.count * step + (rng_below(&rng, 5) == 0);
+            if (rng_below(&rng, 6) == 0 && row + 16 * step < ROWS) { /* a loop, over rows further on and other keys */
+                item.loop[0] = (ra_item_loop){.repeat = 2, .q_row = item.q.count * step, .q_pos = 5, .k_row = keys, .k_pos = 9};
+                row += item.q.count * step;
+            }
+            items[count++] = item;
+        }
+        static meetings before, after;
+        meet(&p, items, count, &before);
+        int64_t left = ra_join_items(&p, items, count);
+        assert_in_range(left, 1, count);
+        meet(&p, items, left, &after);
+        assert_memory_equal(&before, &after, sizeof before);
+        fewer += left < count;
+    }
+    assert_true(fewer > 1000);
+}
+
+/* Ranks of a causal zigzag ring: both runs meet the keys of an earlier rank, and of their own the earlier run. */
+static void the_runs_of_a_zigzag_rank_are_joined(void **state) {
+    (void)state;
+    ra_item earlier[] = {item_of(0, 16, 8, 0, 8), item_of(8, 40, 8, 0, 8)};
+    assert_int_equal(ra_join_items(&causal, earlier, 2), 1);
+    assert_int_equal(earlier[0].q.count, 16);
+    ra_item own[] = {item_of(0, 16, 8, 16, 8), item_of(8, 40, 8, 16, 8), item_of(8, 40, 8, 40, 8)};
+    assert_int_equal(ra_join_items(&causal, own, 3), 2);
+    assert_int_equal(own[0].q.pos, 16); /* the run under the diagonal stays where it is */
+    assert_int_equal(own[0].q.count, 16);
+    assert_int_equal(own[1].k.pos, 40);
+}
+
+/* Dropout draws by position, and heads or branches are different work. */
+static void what_differs_is_not_joined(void **state) {
+    (void)state;
+    const ra_item pair[] = {item_of(0, 16, 8, 0, 8), item_of(8, 40, 8, 0, 8)};
+    for (int n = 0; n < 6; n++) {
+        ra_problem p = causal;
+        ra_item items[] = {pair[0], pair[1]};
+        if (n == 0) p.dropout = 0.5;
+        if (n == 1) items[1].branch = 1;
+        if (n == 2) items[1].heads.start = 1;
+        if (n == 3) items[1].q.row = 9;
+        if (n == 4) items[1].loop[1].repeat = 2;
+        if (n == 5) items[1].dk_view.data = &p;
+        assert_int_equal(ra_join_items(&p, items, 2), 2);
+    }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_same_pairs_meet),
+        cmocka_unit_test(the_runs_of_a_zigzag_rank_are_joined),
+        cmocka_unit_test(what_differs_is_not_joined),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
