@@ -132,7 +132,8 @@ static bool append(const ra_backward_step *step, const Variant *variant, const r
     own->first_turn = *turns;
     if (!append_item(job, key_job_item(p, item, p->batch, BACK_KEYS))) return false;
     JobItem *keys = &job->items[job->item_count - 1];
-    keys->section = section_of(*keys, own->q_blocks * (uint32_t)back->group, back->down && !unmasked(queries), device.processors);
+    const bool down = back->down && !unmasked(queries);
+    keys->section = section_of(*keys, own->q_blocks * (uint32_t)back->group, down, device.processors);
     *turns += keys->instances * (uint32_t)back->group * own->q_blocks;
     return true;
 }
