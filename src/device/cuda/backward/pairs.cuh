@@ -67,9 +67,9 @@ __device__ __forceinline__ Pair pair_of(const Job &job, const Work &work, int he
 }
 
 /* dk and dv of keys first .. first + count - 1, columns [begin, end), by the definition: for blocks in which a masked row holds
- * a NaN or an infinity, which a product with zero would let through. By a whole warp; lanes take queries. A function of its
- * own: it is hardly ever called. */
-template <typename T>
+ * a NaN or an infinity, which a product with zero would let through; or one of the two. By a whole warp; lanes take queries. A
+ * function of its own: it is hardly ever called. */
+template <typename T, bool DK = true, bool DV = true>
 __device__ __noinline__ void recompute_keys(const BackwardJob &backward, const KeyWork &work, int first, int count, int begin,
                                             int end) {
     const Job &job = backward.job;
@@ -110,7 +110,9 @@ __device__ __noinline__ void recompute_keys(const BackwardJob &backward, const K
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const int d = begin + lane + 32 * i;
-            if (d < end) put<T>(job.single, to_dk, d, dk[i] * job.scale), put<T>(job.single, to_dv, d, dv[i]);
+            if (d >= end) continue;
+            if (DK) put<T>(job.single, to_dk, d, dk[i] * job.scale);
+            if (DV) put<T>(job.single, to_dv, d, dv[i]);
         }
     }
 }

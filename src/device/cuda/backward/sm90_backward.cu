@@ -1,21 +1,10 @@
 /* A backward step on Hopper, the host's side: is it one that the kernel takes, what room it needs, and its launch. */
-#include "device/cuda/backward/sm90.cuh"
+#include "device/cuda/backward/sm90_variant.cuh"
 #include "device/cuda/backward/variants.cuh"
 #include "device/cuda/tensor_map.cuh"
 
 namespace ra {
 
-/* Variant.rows: query rows of a block. `define` runs after the kernel. */
-struct BackVariant : Variant {
-    const void *define[2]; /* bf16, f16 */
-};
-template <class S> static constexpr BackVariant back_variant() {
-    return {{S::D, S::QUERIES, BACK_KEYS, S::THREADS, back_shared_bytes<S>(),
-             {(const void *)&backward_sm90<bf16, S>, (const void *)&backward_sm90<f16, S>}},
-            {(const void *)&define_sm90<bf16, S>, (const void *)&define_sm90<f16, S>}};
-}
-
-/* That add to sums, and that write the results of a single step. */
 static const BackVariant backward_d64[2] = {back_variant<BackShape<64, 128, false>>(),
                                             back_variant<BackShape<64, 128, true>>()};
 static const BackVariant backward_d96[2] = {back_variant<BackShape<96, 64, false>>(), back_variant<BackShape<96, 64, true>>()};
@@ -24,13 +13,17 @@ static const BackVariant backward_d128[2] = {back_variant<BackShape<128, 64, fal
 
 /* Columns beyond head_dim are read as zeros and not written. */
 static const BackVariant *variant_of(const ra_problem *p, bool single) {
-    return &(p->head_dim <= 64 ? backward_d64 : p->head_dim <= 96 ? backward_d96 : backward_d128)[single];
+    return &(p->head_dim <= 64    ? backward_d64
+             : p->head_dim <= 96  ? backward_d96
+             : p->head_dim <= 128 ? backward_d128
+             : p->head_dim <= 192 ? sm90_backward_d192
+                                  : sm90_backward_d256)[single];
 }
 
 const char *beyond_sm90_backward(const ra_problem *p, const Device &device) {
     if (device.major != 9 || device.minor != 0) return "it needs a GPU of compute capability 9.0 (Hopper)";
     if (p->dtype == RA_F32) return "it computes bf16 and f16 only";
-    if (p->head_dim > 128 || p->head_dim % 8) return "its backward pass needs a head_dim that is a multiple of 8 up to 128";
+    if (p->head_dim % 8) return "it needs a head_dim that is a multiple of 8";
     if (p->dropout > 0) return "its backward pass has no dropout";
     if (p->batch > JOB_BATCH && (p->key_begin || p->key_end))
         return "its backward pass takes key ranges for at most 64 batch entries";
@@ -39,24 +32,29 @@ const char *beyond_sm90_backward(const ra_problem *p, const Device &device) {
 
 /* ---------------------------------------------------------------------------------------------------------------- scratch
  *
- *     | counter of tiles, doubt | doubts: a byte a tile | turns: two words a block of query rows |
- *     | sums: two halves of 64 x 64 a block |
+ *     | counter of tiles, doubt | doubts: a byte a tile | turns: a word a part of a block of query rows |
+ *     | sums: 64 x 64 a part |
  *
  * There are as many blocks as the rows fill, and an eighth more for those that are not full: where many short segments would
- * need more, the general kernels run. So they do for over four tiles of keys a block, and 65536 more. */
-enum { SCRATCH_DOUBTS = 256, SUMS_BYTES = 2 * 64 * 64 * 4 };
+ * need more, the general kernels run. So they do for over 512 keys a block, and 65536 tiles more. */
+enum { SCRATCH_DOUBTS = 256, PART_BYTES = 64 * 64 * 4 };
 
 static int64_t block_room(const ra_problem *p, const Variant *variant) {
     const int64_t rows = p->rows_q + ra_max(p->rows_q / 8, (int64_t)variant->rows);
     return ra_ceil_div(rows, variant->rows) * p->heads * p->batch;
 }
 
-static int64_t tile_room(int64_t blocks) { return ra_round_up(4 * blocks + (1 << 16), 256); }
-static int64_t turns_bytes(int64_t blocks) { return ra_round_up(blocks * 2 * (int64_t)sizeof(uint32_t), 256); }
+static int64_t tile_room(int64_t blocks, const Variant *variant) {
+    return ra_round_up(512 / variant->keys * blocks + (1 << 16), 256);
+}
+static int64_t turns_bytes(int64_t blocks, const BackVariant *variant) {
+    return ra_round_up(blocks * variant->parts * (int64_t)sizeof(uint32_t), 256);
+}
 
 int64_t scratch_sm90_backward(const ra_problem *p) {
-    const int64_t blocks = block_room(p, variant_of(p, true));
-    return SCRATCH_DOUBTS + tile_room(blocks) + turns_bytes(blocks) + blocks * SUMS_BYTES;
+    const BackVariant *variant = variant_of(p, true);
+    const int64_t blocks = block_room(p, variant);
+    return SCRATCH_DOUBTS + tile_room(blocks, variant) + turns_bytes(blocks, variant) + blocks * variant->parts * PART_BYTES;
 }
 
 /* Blocks of query rows of all items, over all query heads. */
@@ -72,7 +70,7 @@ static int64_t query_blocks(const ra_backward_step *step, const Variant *variant
 
 /* -------------------------------------------------------------------------------------------------------------------- job */
 
-static void start(const ra_backward_step *step, int64_t blocks, BackTmaJob *back) {
+static void start(const ra_backward_step *step, int64_t blocks, const BackVariant *variant, BackTmaJob *back) {
     const ra_problem *p = step->problem;
     Job *job = &back->job;
     start_job(p, step->single, job, 0, p->batch);
@@ -86,8 +84,8 @@ static void start(const ra_backward_step *step, int64_t blocks, BackTmaJob *back
     job->counter = reinterpret_cast<uint32_t *>(scratch);
     back->doubt = job->counter + 1;
     back->doubts = reinterpret_cast<uint32_t *>(scratch += SCRATCH_DOUBTS);
-    back->turns = reinterpret_cast<uint32_t *>(scratch += tile_room(blocks));
-    back->sums = reinterpret_cast<float *>(scratch += turns_bytes(blocks));
+    back->turns = reinterpret_cast<uint32_t *>(scratch += tile_room(blocks, variant));
+    back->sums = reinterpret_cast<float *>(scratch += turns_bytes(blocks, variant));
     back->down = job->last_first;
     job->last_first = false;
 }
@@ -125,12 +123,12 @@ static bool append(const ra_backward_step *step, const Variant *variant, const r
         int64_t dims[3], strides[3];
         if (!map_places(rows[t], queries.extent, &own->places[t], dims, strides)) return false;
         if (encode_map(find_encoder(), &own->maps[t], p->dtype, (int)p->head_dim, rows[t], dims, strides,
-                       t <= BACK_DOUT ? variant->rows : BACK_KEYS) != CUDA_SUCCESS)
+                       t <= BACK_DOUT ? variant->rows : variant->keys) != CUDA_SUCCESS)
             return false;
     }
     own->q_blocks = queries.blocks;
     own->first_turn = *turns;
-    if (!append_item(job, key_job_item(p, item, p->batch, BACK_KEYS))) return false;
+    if (!append_item(job, key_job_item(p, item, p->batch, variant->keys))) return false;
     JobItem *keys = &job->items[job->item_count - 1];
     const bool down = back->down && !unmasked(queries);
     keys->section = section_of(*keys, own->q_blocks * (uint32_t)back->group, down, device.processors);
@@ -144,17 +142,17 @@ bool launch_sm90_backward(const ra_backward_step *step, const Device &device, ra
     const BackVariant *variant = variant_of(p, step->single);
     const int64_t room = block_room(p, variant);
     uint32_t turns = 0;
-    start(step, room, &back);
+    start(step, room, variant, &back);
     if (!step->scratch || !fit(step, back.dq) || query_blocks(step, variant) > room || room >> 30) return false;
     for (int64_t i = 0; i < step->item_count; i++) {
         const ra_item *item = &step->items[i];
         if (item->q.count == 0 || item->k.count == 0) continue;
         if (!append(step, variant, item, device, &back, &turns)) return false;
     }
-    if (back.job.tiles > tile_room(room)) return false;
+    if (back.job.tiles > tile_room(room, variant)) return false;
     auto run = [&] {
         const cudaStream_t stream = static_cast<cudaStream_t>(step->stream);
-        const int64_t words = SCRATCH_DOUBTS + tile_room(room) + turns_bytes(turns);
+        const int64_t words = SCRATCH_DOUBTS + tile_room(room, variant) + turns_bytes(turns, variant);
         RA_CUDA_TRY(error, cudaMemsetAsync(step->scratch, 0, (size_t)words, stream));
         if (back.job.tiles == 0) return RA_OK;
         const void *kernel = variant->kernel[p->dtype == RA_F16];

@@ -1,11 +1,11 @@
 /* One launch of Hopper's backward kernel: its work items as the device reads them, and how a tile's number becomes keys and
  * queries.
  *
- * A tile is a block of 128 keys of one instance of an item (a batch entry, segment, residue and KV head). It walks the blocks
- * of query rows that meet it, for every query head of the group, and adds to dq of each. The blocks of keys that meet a block
- * of query rows are an interval; they add in the order in which tiles are dealt, keys from first to last. A causal mask leaves
- * the first keys most to do, so that the heaviest tiles come first; there tiles walk their blocks from the last one, where all
- * begin, down to their diagonal.
+ * A tile is a block of 128 or 64 keys of one instance of an item (a batch entry, segment, residue and KV head). It walks the
+ * blocks of query rows that meet it, for every query head of the group, and adds to dq of each. The blocks of keys that meet a
+ * block of query rows are an interval; they add in the order in which tiles are dealt, keys from first to last. A causal mask
+ * leaves the first keys most to do, so that the heaviest tiles come first; there tiles walk their blocks from the last one,
+ * where all begin, down to their diagonal.
  *
  * Tiles of `section` instances alternate, so that the tile before has a head start. A tile waits only for tiles that were
  * dealt before it: the earliest one that runs waits for none, however few blocks are resident.
@@ -20,7 +20,7 @@ namespace ra {
 
 enum BackTensor { BACK_Q, BACK_DOUT, BACK_K, BACK_V, BACK_TENSORS };
 
-enum { BACK_KEYS = 128, BACK_WARPS = 8 /* that compute */ };
+enum { BACK_WARPS = 8 /* that compute */ };
 
 struct BackTmaItem {
     CUtensorMap maps[BACK_TENSORS];
@@ -33,7 +33,7 @@ struct BackTmaItem {
 struct BackTmaJob : BackwardJob {
     BackTmaItem items[JOB_ITEMS];
     float *sums;     /* of dq, as the kernel lays them out, block by block; anything is in them before */
-    uint32_t *turns; /* [blocks of query rows][2]: how many tiles have added to each half; 0 before. Its top bits: in_doubt */
+    uint32_t *turns; /* [blocks of query rows][parts]: how many tiles have added to each; 0 before. Its top bits: in_doubt */
     uint32_t *doubts; /* [tiles / 4]: a bit for each warp that has left dk and dv of its keys undone; 0 before */
     uint32_t *doubt;  /* not 0: there are some, or bits in turns */
     bool down;        /* tiles walk their blocks of query rows from last to first */
@@ -78,11 +78,12 @@ __device__ __forceinline__ void key_interval(const Job &job, const Work &work, i
     }
 }
 
-/* Tile number `number` < job.tiles, with blocks of `queries` rows. By one thread. */
+/* Tile number `number` < job.tiles, with KEYS keys and blocks of `queries` rows. By one thread. */
+template <int KEYS>
 static __device__ __noinline__ void find_back_tile(const BackTmaJob &back, uint32_t number, int queries, BackTile *tile) {
     const Job &job = back.job;
     KeyWork &work = tile->base;
-    find_instance(job, number, BACK_KEYS, &work);
+    find_instance(job, number, KEYS, &work);
     find_limits(job, &work);
     tile->number = number;
     tile->key = work.row;
@@ -101,16 +102,16 @@ static __device__ __noinline__ void find_back_tile(const BackTmaJob &back, uint3
     /* Neither end of a block's keys falls from block to block. */
     const int blocks = (int)own.q_blocks, key = tile->key;
     tile->first = first_where(blocks, [&](int t) { return block_keys(job, work, t, queries).hi > key; });
-    tile->count = first_where(blocks, [&](int t) { return block_keys(job, work, t, queries).lo >= key + BACK_KEYS; });
+    tile->count = first_where(blocks, [&](int t) { return block_keys(job, work, t, queries).lo >= key + KEYS; });
     tile->count = max(0, tile->count - tile->first);
     work.row = tile->first * queries;
     work.row_end = min((tile->first + tile->count) * queries, work.rows);
 }
 
-/* The words in which a block of query rows counts the tiles that have added to its two parts. When all have, a bit says that
- * the warp's rows of the part are not finite, and left undone. */
-__device__ __forceinline__ uint32_t *turn_of(const BackTmaJob &back, const BackTile &tile, int u, int t) {
-    return back.turns + (tile.blocks + u * back.items[tile.base.item].q_blocks + t) * 2;
+/* The words in which a block of query rows counts the tiles that have added to its parts. When all have, a bit says that the
+ * warp's rows of the part are not finite, and left undone. */
+__device__ __forceinline__ uint32_t *turn_of(const BackTmaJob &back, const BackTile &tile, int u, int t, int parts) {
+    return back.turns + (tile.blocks + u * back.items[tile.base.item].q_blocks + t) * parts;
 }
 __device__ __forceinline__ uint32_t in_doubt(int warp) { return 1u << (28 + warp); }
 /* The same of a tile's keys. */

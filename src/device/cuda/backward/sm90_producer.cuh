@@ -14,7 +14,7 @@ template <class S> __device__ __forceinline__ bool deal_back_tile(const BackTmaJ
         uint32_t tile = 0;
         if (lane == 0) {
             tile = atomicAdd(back.job.counter, 1u);
-            if (tile < back.job.tiles) find_back_tile(back, tile, S::QUERIES, &work);
+            if (tile < back.job.tiles) find_back_tile<S::KEYS>(back, tile, S::QUERIES, &work);
             else work.base.item = -1;
         }
         __syncwarp();
@@ -57,12 +57,12 @@ __device__ __forceinline__ void load_back_tiles(const BackTmaJob &back, unsigned
             const int32_t *place = work.place[tensor];
 #pragma unroll
             for (int p = 0; p < S::PANELS; p++)
-                tma_load(to + p * (BACK_KEYS * 128), &item.maps[tensor], full, p * 64, work.key, place[0], place[1],
+                tma_load(to + p * (S::KEYS * 128), &item.maps[tensor], full, p * 64, work.key, place[0], place[1],
                          place[2]);
         };
-        auto load_queries = [&](unsigned char *to, uint64_t *full, uint64_t *empty, int tensor, int u, int t) {
-            const int stage = slot_of<S::STAGES>(turn);
-            mbarrier_wait(&empty[stage], parity_of<S::STAGES>(turn) ^ 1);
+        auto load_queries = [&](unsigned char *to, uint64_t *full, uint64_t *empty, int stage, uint32_t parity, int tensor,
+                                int u, int t) {
+            mbarrier_wait(&empty[stage], parity ^ 1);
             mbarrier_expect(&full[stage], S::Q_BYTES);
             const int32_t *place = work.place[tensor];
             const TmaPlace &move = item.places[tensor];
@@ -74,9 +74,10 @@ __device__ __forceinline__ void load_back_tiles(const BackTmaJob &back, unsigned
         };
         bool begun = false;
         each_query_block(back, work, [&](int u, int t) {
-            load_queries(q, bars.q_full, bars.q_empty, BACK_Q, u, t);
+            load_queries(q, bars.q_full, bars.q_empty, slot_of<S::STAGES>(turn), parity_of<S::STAGES>(turn), BACK_Q, u, t);
             if (!begun) load_keys(k, &bars.k_full, &bars.k_empty, BACK_K);
-            load_queries(dout, bars.dout_full, bars.dout_empty, BACK_DOUT, u, t);
+            load_queries(dout, bars.dout_full, bars.dout_empty, slot_of<S::DOUT_STAGES>(turn),
+                         parity_of<S::DOUT_STAGES>(turn), BACK_DOUT, u, t);
             if (!begun) load_keys(v, &bars.v_full, &bars.v_empty, BACK_V);
             begun = true;
             turn++;
@@ -132,22 +133,22 @@ template <class S> __device__ __forceinline__ void fetch_back_rows(const BackTma
             }
             blind = __any_sync(~0u, blind);
             if (lane == 0) {
-                BackRows &rows = bars.rows[turn % BACK_ROWS];
+                BackRows &rows = bars.rows[turn % S::ROWS];
                 const int64_t row = work.q_row + first * item.q.row_step;
                 rows.first = first;
                 rows.rows = work.rows - first;
-                rows.turn = turn_of(back, tile, u, t);
+                rows.turn = turn_of(back, tile, u, t, S::PARTS);
                 rows.dq = work.batch * back.dq.batch + row * back.dq.row + (work.head + u) * back.dq.head;
                 rows.dq_step = item.q.row_step * back.dq.row;
                 const BlockKeys keys = block_keys(job, work, t, S::QUERIES);
-                const int lowest = keys.lo / BACK_KEYS, highest = (keys.hi - 1) / BACK_KEYS, own_block = tile.key / BACK_KEYS;
+                const int lowest = keys.lo / S::KEYS, highest = (keys.hi - 1) / S::KEYS, own_block = tile.key / S::KEYS;
                 rows.order = own_block - lowest;
                 rows.last = own_block == highest;
                 const auto meets_all = [&](int from, int end) { /* of the keys that there are */
                     return !blind && keys.all_lo <= from && keys.all_hi >= min(end, item.k.count);
                 };
-                rows.masked = !meets_all(lowest * BACK_KEYS, (highest + 1) * BACK_KEYS);
-                if (!meets_all(tile.key, tile.key + BACK_KEYS)) bars.masked[works & 1] = true;
+                rows.masked = !meets_all(lowest * S::KEYS, (highest + 1) * S::KEYS);
+                if (!meets_all(tile.key, tile.key + S::KEYS)) bars.masked[works & 1] = true;
             }
             __syncwarp();
             if (lane < LANES) mbarrier_arrive(&bars.rows_full[stage]);

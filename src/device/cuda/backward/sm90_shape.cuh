@@ -1,4 +1,4 @@
-/* The shape of Hopper's backward kernel, and what its warps tell each other through shared memory. */
+/* The shapes of Hopper's backward kernel, and what its warps tell each other through shared memory. */
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_SHAPE_CUH
 #define RA_DEVICE_CUDA_BACKWARD_SM90_SHAPE_CUH
 
@@ -6,23 +6,56 @@
 
 namespace ra {
 
-/* SINGLE: of job.single. */
-template <int D_, int QUERIES_, bool SINGLE_> struct BackShape {
+/* What all shapes have. dQ of a block of query rows is summed in parts of 64 x 64; a warpgroup makes one at a time. SINGLE: of
+ * job.single. */
+template <int D_, int KEYS_, int QUERIES_, int DOUT_STAGES_, int REGISTERS, bool SINGLE_> struct AnyBackShape {
     static constexpr bool SINGLE = SINGLE_;
-    static constexpr int D = D_, QUERIES = QUERIES_, STAGES = 2; /* of q and dout */
+    static constexpr int D = D_, KEYS = KEYS_, QUERIES = QUERIES_, STAGES = 2 /* of q */, DOUT_STAGES = DOUT_STAGES_;
     static constexpr int PANELS = (D + 63) / 64, THREADS = 384;
     static constexpr int SPAN = 64; /* query rows that are scored at once: blocks of 128 take two halves, and spill nothing */
-    static constexpr int Q_BYTES = PANELS * QUERIES * 128, KV_BYTES = PANELS * BACK_KEYS * 128;
-    static constexpr int DS_PANEL = BACK_KEYS * 128, DS_BYTES = QUERIES / 64 * DS_PANEL;
-    static constexpr int DQ_BYTES = 64 * 64 * 4; /* a warpgroup's part of dQ, f32 */
-    static constexpr int SHARED = 2 * KV_BYTES + 2 * STAGES * Q_BYTES + 2 * DS_BYTES + 2 * DQ_BYTES;
-    static constexpr int PRODUCER_REGISTERS = 56, CONSUMER_REGISTERS = 224;
+    static constexpr int Q_BYTES = PANELS * QUERIES * 128, KV_BYTES = PANELS * KEYS * 128;
+    static constexpr int DS_PANEL = KEYS * 128, DS_BYTES = QUERIES / 64 * DS_PANEL;
+    static constexpr int DQ_BYTES = 64 * 64 * 4; /* a part of dQ, f32 */
+    static constexpr int PARTS = PANELS * QUERIES / 64;
+    static constexpr int CONSUMER_REGISTERS = REGISTERS, PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
     /* Together no more than the launch has: setmaxnreg would wait for the rest for ever. */
     static_assert(PRODUCER_REGISTERS + 2 * CONSUMER_REGISTERS <= 65536 / THREADS / 8 * 8 * 3,
                   "more registers than a block has");
-    /* A warpgroup's part of dQ is 64 x 64: half of the columns, or half of the rows. */
+};
+
+/* D up to 128: each warpgroup has 64 of the keys, and one part of dQ. */
+template <int D, int QUERIES, bool SINGLE> struct BackShape : AnyBackShape<D, 128, QUERIES, 2, 224, SINGLE> {
+    using Any = AnyBackShape<D, 128, QUERIES, 2, 224, SINGLE>;
+    static constexpr bool WIDE = false;
+    static constexpr int P_BYTES = 0;
+    static constexpr int SHARED = 2 * Any::KV_BYTES + 4 * Any::Q_BYTES + 2 * Any::DS_BYTES + 2 * Any::DQ_BYTES;
+    /* The parts of dQ are halves of the columns, or of the rows. */
     static constexpr bool BY_COLUMNS = QUERIES == 64;
-    static_assert(QUERIES * PANELS == 128, "dQ of a block is two parts of 64 x 64");
+    static_assert(Any::PARTS == 2, "a part for each warpgroup");
+    /* How many parts of a block a warpgroup makes, one after the other, and which they are. */
+    static __host__ __device__ constexpr int pieces(int) { return 1; }
+    template <typename I> static __host__ __device__ constexpr I part(I wg, int) { return wg; }
+    /* Blocks of query rows that are remembered. Block i + 4 is fetched when q of block i + 2 is done with; by then dQ of block
+     * i + 1 has found its buffer free, so that block i is added. */
+    static constexpr int ROWS = 4;
+};
+
+/* D up to 256: both warpgroups have the same 64 keys, one for P and dV, the other for dS and dK. The parts of dQ are its panels
+ * of 64 columns: the last two are the second warpgroup's, which computes no exponentials. When D is 256 there is room for one
+ * stage of dout, and consumers need registers more than the producer, which spills some that it uses once a tile. */
+template <int D, bool SINGLE> struct WideBackShape : AnyBackShape<D, 64, 64, D <= 192 ? 2 : 1, D <= 192 ? 224 : 232, SINGLE> {
+    using Any = AnyBackShape<D, 64, 64, D <= 192 ? 2 : 1, D <= 192 ? 224 : 232, SINGLE>;
+    static constexpr bool WIDE = true;
+    static constexpr int P_BYTES = 64 * 64 * 4;
+    static constexpr int SHARED = 2 * Any::KV_BYTES + (Any::STAGES + Any::DOUT_STAGES) * Any::Q_BYTES + 2 * Any::DS_BYTES +
+                                  2 * Any::DQ_BYTES + P_BYTES;
+    static constexpr bool BY_COLUMNS = true;
+    static_assert(Any::PARTS == 3 || Any::PARTS == 4, "one or two parts for the first warpgroup");
+    static __host__ __device__ constexpr int pieces(int wg) { return wg ? 2 : Any::PARTS - 2; }
+    template <typename I> static __host__ __device__ constexpr I part(I wg, int piece) { return wg * pieces(0) + piece; }
+    /* Block i + 8 is fetched when q of block i + 6 is done with; by then both warpgroups have found their buffers free for a
+     * part of block i + 4 or later, so that block i + 3 is added. */
+    static constexpr int ROWS = 8;
 };
 
 /* A block of query rows, as those who add to it need it. */
@@ -31,26 +64,28 @@ struct BackRows {
     int32_t order;       /* this tile's place among those that add */
     bool last;           /* nobody adds later */
     bool masked;         /* some row of it does not attend to all keys of the tiles that add */
-    uint32_t *turn;      /* how many have added, for each warpgroup's part */
+    uint32_t *turn;      /* how many have added, for each part */
     int64_t dq, dq_step; /* elements to its first row of the result, and from row to row */
 };
 
-/* Blocks of query rows that are remembered. Block i + 4 is fetched when q of block i + 2 is done with; by then dQ of block
- * i + 1 has found its buffer free, so that block i is added. */
-enum { BACK_ROWS = 4 };
+/* Where one warpgroup hands P to the other. */
+template <bool WIDE> struct BackHandover {};
+template <> struct BackHandover<true> {
+    uint64_t p_full, p_empty;
+};
 
-template <class S> struct BackBarriers {
+template <class S> struct BackBarriers : BackHandover<S::WIDE> {
     uint64_t q_full[S::STAGES], q_empty[S::STAGES], rows_full[S::STAGES];
-    uint64_t dout_full[S::STAGES], dout_empty[S::STAGES];
+    uint64_t dout_full[S::DOUT_STAGES], dout_empty[S::DOUT_STAGES];
     uint64_t k_full, k_empty, v_full, v_empty;
     uint64_t ds_full[2], ds_empty[2];
     uint64_t dq_full[2], dq_empty[2]; /* of each warpgroup */
     uint64_t work_full[2], work_empty[2];
     float4 stats[S::STAGES][S::QUERIES / 2]; /* of two rows: -lse in units of log2, twice, and delta, twice */
-    int2 ranges[BACK_WARPS][16]; /* query rows [x, y) that attend to each of a warp's keys, */
-    int2 all[BACK_WARPS];        /* and those that attend to all of them */
-    bool masked[2];              /* of each tile in work: not all of its rows attend to all of its keys */
-    BackRows rows[BACK_ROWS];
+    int2 ranges[S::KEYS / 16][16]; /* query rows [x, y) that attend to each of a warp's keys, */
+    int2 all[S::KEYS / 16];        /* and those that attend to all of them */
+    bool masked[2];                /* of each tile in work: not all of its rows attend to all of its keys */
+    BackRows rows[S::ROWS];
     BackTile work[2];
 };
 

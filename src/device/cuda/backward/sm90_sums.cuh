@@ -27,6 +27,12 @@ __device__ __forceinline__ void await_turn(const uint32_t *turn, uint32_t order)
 __device__ __forceinline__ void store_shared(uint32_t to, const float *x) {
     asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(to), "f"(x[0]), "f"(x[1]), "f"(x[2]), "f"(x[3]) : "memory");
 }
+__device__ __forceinline__ void load_shared(uint32_t from, float *x) {
+    asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
+                 : "=f"(x[0]), "=f"(x[1]), "=f"(x[2]), "=f"(x[3])
+                 : "r"(from)
+                 : "memory");
+}
 __device__ __forceinline__ void add_stored(const float *from, float *x) {
     float a, b, c, d;
     asm volatile("ld.relaxed.gpu.global.v4.f32 {%0, %1, %2, %3}, [%4];"
@@ -93,29 +99,30 @@ template <int R> __device__ __forceinline__ bool all_finite(const float (&o)[R])
 
 /* ----------------------------------------------------------------------------------------- the producer's warps that add */
 
-/* A warpgroup's part of dQ from shared memory to its sums, when it is this tile's turn. By a whole warp, of which one
+/* A warpgroup's parts of dQ from shared memory to their sums, when it is this tile's turn. By a whole warp, of which one
  * thread adds. */
 template <class S>
 __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, const unsigned char *dq, BackBarriers<S> &bars) {
     const int lane = threadIdx.x & 31;
-    uint32_t turn = 0; /* blocks of query rows */
+    const uint32_t pieces = S::pieces(wg); /* one or two */
+    uint32_t turn = 0; /* parts of blocks of query rows */
 #pragma unroll 1
     for (uint32_t works = 0;; works++) {
         const BackTile &work = bars.work[works & 1];
         mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
         if (work.base.item < 0) return;
-        const int count = work.count * back.group;
+        const int count = work.count * back.group * (int)pieces;
         __syncwarp();
         if (lane == 0) mbarrier_arrive(&bars.work_empty[works & 1]);
 #pragma unroll 1
         for (int i = 0; i < count; i++, turn++) {
             mbarrier_wait(&bars.dq_full[wg], turn & 1);
             if (lane == 0) {
-                const BackRows &rows = bars.rows[turn % BACK_ROWS];
+                const BackRows &rows = bars.rows[(turn >> (pieces - 1)) % S::ROWS];
                 if (rows.last) { /* those who computed it make the result */
                     mbarrier_arrive(&bars.dq_empty[wg]);
                 } else {
-                    uint32_t *told = rows.turn + wg;
+                    uint32_t *told = rows.turn + S::part(wg, turn & (pieces - 1));
                     const uint32_t order = (uint32_t)rows.order;
                     float *sums = back.sums + (told - back.turns) * (S::DQ_BYTES / 4);
                     if (order > 0) await_turn(told, order);

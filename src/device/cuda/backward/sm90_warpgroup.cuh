@@ -1,0 +1,230 @@
+/* What the warpgroups that compute in Hopper's backward kernel have in common, whatever its shape. */
+#ifndef RA_DEVICE_CUDA_BACKWARD_SM90_WARPGROUP_CUH
+#define RA_DEVICE_CUDA_BACKWARD_SM90_WARPGROUP_CUH
+
+#include "device/cuda/backward/sm90_sums.cuh"
+
+namespace ra {
+
+/* Where a block's tiles lie in shared memory. */
+struct BackMemory {
+    unsigned char *k, *v, *q, *dout, *ds, *dq, *p;
+};
+
+/* All of it lives in registers: the methods are inlined into one loop. Products are not members but arguments, so that a call
+ * shows what it makes and what of. WG: the warpgroup's number, or -1: found when it runs. */
+template <typename T, class S, int WG = -1> struct BackWarpgroup {
+    static constexpr int D = S::D, KEYS = S::KEYS, QUERIES = S::QUERIES, SPAN = S::SPAN;
+    using Scores = float[SPAN / 2];     /* S, P and dP of 64 keys and SPAN query rows */
+    using Operand = uint32_t[SPAN / 4]; /* P and dS in 16 bits, as wgmma takes them */
+    using KeySums = float[D / 2];       /* dK and dV of 64 keys */
+    using QuerySums = float[32];        /* dQ: 64 x 64 */
+    const BackTmaJob &back;
+    const Job &job;
+    const BackMemory memory;
+    BackBarriers<S> &bars;
+    float scale_log2;
+    uint32_t turn = 0; /* blocks of query rows that are done */
+
+    __device__ __forceinline__ BackWarpgroup(const BackTmaJob &back_, const BackMemory &memory_, BackBarriers<S> &bars_)
+        : back(back_), job(back_.job), memory(memory_), bars(bars_), scale_log2(back_.job.scale_log2) {}
+
+    /* ------------------------------------------------------------------------------------------------------- who and where */
+
+    /* This warpgroup's number; uniform, so that descriptors lie in uniform registers. */
+    __device__ __forceinline__ static int wg() {
+        if constexpr (WG >= 0) return WG;
+        else return uniform((int)(threadIdx.x / 128)) - 1;
+    }
+    __device__ __forceinline__ static int part(int piece) { return S::part(wg(), piece); } /* of dQ */
+    /* When wide, what derives from the thread's number would not fit into registers. */
+    __device__ __forceinline__ static uint32_t number() { return S::WIDE ? afresh(threadIdx.x) : threadIdx.x; }
+    __device__ __forceinline__ static int warp() { return (int)(number() / 32 & 3); }
+    __device__ __forceinline__ static int lane() { return (int)(number() & 31); }
+    __device__ __forceinline__ static int own() { return (int)(number() / 32) - 4; } /* this warp's number in the block */
+
+    /* Descriptors and addresses of what lies in shared memory, computed anew where they are needed: there are no registers to
+     * keep them in. */
+    __device__ __forceinline__ static uint32_t at(const unsigned char *memory, int wg_bytes = 0, int panel_bytes = 0) {
+        return wgmma_descriptor(memory, (uint32_t)panel_bytes) + (uint32_t)(wg() * wg_bytes >> 4);
+    }
+    /* Of this block's query rows from `row` on, in q or dout. */
+    template <int STAGES>
+    __device__ __forceinline__ uint32_t rows_at(const unsigned char *memory, int row, int panel_bytes = 0) const {
+        return at(memory, 0, panel_bytes) + (uint32_t)slot_of<STAGES>(turn) * (S::Q_BYTES >> 4) + (row * 128 >> 4);
+    }
+    __device__ __forceinline__ uint32_t q_at(int row, int panel_bytes = 0) const {
+        return rows_at<S::STAGES>(memory.q, row, panel_bytes);
+    }
+    __device__ __forceinline__ uint32_t dout_at(int row, int panel_bytes = 0) const {
+        return rows_at<S::DOUT_STAGES>(memory.dout, row, panel_bytes);
+    }
+    /* Where this thread stores its part. */
+    __device__ __forceinline__ uint32_t ds_store() const {
+        const uint32_t thread = afresh(threadIdx.x);
+        return shared_address(memory.ds) + (S::WIDE ? 0 : (thread / 128 - 1) * (64 * 128)) +
+               (thread / 32 % 4 * 16 + thread % 16) * 128 + (thread / 16 % 2 ^ thread % 8) * 16;
+    }
+    __device__ __forceinline__ uint32_t dq_store() const {
+        const uint32_t thread = afresh(threadIdx.x);
+        return shared_address(memory.dq) + (thread / 128 - 1) * S::DQ_BYTES + thread % 128 * 16;
+    }
+    __device__ __forceinline__ static void release(uint64_t *bar) {
+        if (LANES == 32 || elected()) mbarrier_arrive(bar);
+    }
+    __device__ __forceinline__ void await_q() const {
+        mbarrier_wait(&bars.q_full[slot_of<S::STAGES>(turn)], parity_of<S::STAGES>(turn));
+    }
+    __device__ __forceinline__ void await_dout() const {
+        mbarrier_wait(&bars.dout_full[slot_of<S::DOUT_STAGES>(turn)], parity_of<S::DOUT_STAGES>(turn));
+    }
+
+    /* ------------------------------------------------------------------------------------------------------------- products */
+
+    /* x = keys rows^T: of keys or values with queries or dout. */
+    __device__ __forceinline__ static void score(Scores &x, uint32_t keys, uint32_t rows) {
+        Wgmma<T, SPAN>::ss_begin(x, keys, rows);
+#pragma unroll
+        for (int j = 1; j < D / 16; j++)
+            Wgmma<T, SPAN>::ss_more(x, keys + (j / 4 * (KEYS * 128) + j % 4 * 32 >> 4),
+                                    rows + (j / 4 * (QUERIES * 128) + j % 4 * 32 >> 4));
+        wgmma_commit();
+    }
+    /* sums += a rows: dV += P dO and dK += dS Q. */
+    __device__ __forceinline__ static void multiply(KeySums &sums, bool begins, const Operand &a, uint32_t rows) {
+        wgmma_fence();
+#pragma unroll
+        for (int j = 0; j < SPAN / 16; j++) {
+            const uint32_t *x = &a[4 * j];
+            if (begins && j == 0) Wgmma<T, D>::rs_begin(sums, x[0], x[1], x[2], x[3], rows);
+            else Wgmma<T, D>::rs(sums, x[0], x[1], x[2], x[3], rows + (j * 2048 >> 4));
+        }
+        wgmma_commit();
+    }
+    /* dQ = dS^T K of block number n: one of this warpgroup's parts, summed over all keys of the tile. */
+    __device__ __forceinline__ void multiply_ds(QuerySums &dq, uint32_t n, int piece = 0) const {
+        const uint32_t rows = at(memory.ds, S::BY_COLUMNS ? 0 : S::DS_PANEL) + (n & 1) * (S::DS_BYTES >> 4);
+        const uint32_t keys = at(memory.k, S::BY_COLUMNS ? S::pieces(0) * KEYS * 128 : 0) + (piece * KEYS * 128 >> 4);
+        mbarrier_wait(&bars.ds_full[n & 1], n / 2 & 1);
+        wgmma_fence();
+        Wgmma<T, 64>::tt_begin(dq, rows, keys);
+#pragma unroll
+        for (int i = 1; i < KEYS / 16; i++) Wgmma<T, 64>::tt_more(dq, rows + (i * 2048 >> 4), keys + (i * 2048 >> 4));
+        wgmma_commit();
+    }
+
+    /* -------------------------------------------------------------------------------------------------------------- weights */
+
+    /* Notes which query rows attend to this warp's keys, from `key` on. */
+    __device__ __forceinline__ void adopt(const BackTile &work, int key) const {
+        int lo, hi;
+        key_interval(job, work.base, key + (lane() & 15), &lo, &hi);
+        const int all_lo = __reduce_max_sync(~0u, lo), all_hi = __reduce_min_sync(~0u, hi);
+        if (lane() < 16) bars.ranges[own()][lane()] = make_int2(lo, hi);
+        if (lane() == 16) bars.all[own()] = make_int2(all_lo, all_hi);
+        __syncwarp();
+    }
+    /* Pairs that are not attended to get weight zero; `first` is the first query row. (Where dP is not finite, dS becomes NaN,
+     * which is found in the results.) */
+    __device__ __forceinline__ void mask(Scores &s, int first) const {
+        const int2 *range = &bars.ranges[own()][lane() / 4];
+        const int column = first + (lane() & 3) * 2;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const int lo = range[8 * r].x - column, hi = range[8 * r].y - column;
+#pragma unroll
+            for (int e = 0; e < SPAN / 4; e++)
+                if (e / 2 * 8 + (e & 1) < lo || e / 2 * 8 + (e & 1) >= hi) s[e / 2 * 4 + 2 * r + (e & 1)] = 0.f;
+        }
+    }
+    /* P = exp(S - lse), in s and in p, of query rows from `row` on; PENDING products were begun after S. */
+    template <int PENDING>
+    __device__ __forceinline__ void soften(Scores &s, Operand &p, const float4 *stats, int row) const {
+        const int first = bars.rows[turn % S::ROWS].first + row;
+        const int2 all = bars.all[own()];
+        const bool masked = first < all.x || first + SPAN > all.y;
+        wgmma_wait<PENDING>();
+        wgmma_settle(s);
+#pragma unroll
+        for (int g = 0; g < SPAN / 8; g++) {
+            const float2 lse = *reinterpret_cast<const float2 *>(stats + g * 4);
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[4 * g + e] = exp2_fast(fmaf(s[4 * g + e], scale_log2, e & 1 ? lse.y : lse.x));
+        }
+        if (masked) mask(s, first);
+#pragma unroll
+        for (int i = 0; i < SPAN / 4; i++) {
+            p[i] = pack<T>(s[2 * i], s[2 * i + 1]);
+            asm volatile("" : "+r"(p[i])::"memory");
+        }
+    }
+    /* dS to shared memory, for both warpgroups. */
+    __device__ __forceinline__ void share(const Operand &ds, int row) const {
+        if (row == 0) mbarrier_wait(&bars.ds_empty[turn & 1], (turn / 2 & 1) ^ 1);
+        const uint32_t to = ds_store() + (turn & 1) * S::DS_BYTES + row / 64 * S::DS_PANEL;
+#pragma unroll
+        for (int g = 0; g < SPAN / 16; g++)
+            stmatrix_4((to ^ (g * 2 % 8 << 4)) + g / 4 * S::DS_PANEL, ds[4 * g], ds[4 * g + 1], ds[4 * g + 2], ds[4 * g + 3]);
+        if (row + SPAN < QUERIES) return;
+        fence_async_shared();
+        __syncwarp();
+        release(&bars.ds_full[turn & 1]);
+    }
+
+    /* -------------------------------------------------------------------------------------------------------------- results */
+
+    /* Makes the result of a part of dQ, to which nobody adds later. */
+    __device__ __forceinline__ void finish_queries(QuerySums &dq, const BackRows &rows, int piece) const {
+        const int row = (S::BY_COLUMNS ? 0 : part(piece) * 64) + warp() * 16 + lane() / 4;
+        const int column = S::BY_COLUMNS ? part(piece) * 64 : 0;
+        const bool valid = row < rows.rows, valid8 = row + 8 < rows.rows;
+        if (uniform(rows.order) > 0) {
+            await_turn(rows.turn + part(piece), (uint32_t)rows.order);
+            const float *sums =
+                back.sums + (rows.turn + part(piece) - back.turns) * (S::DQ_BYTES / 4) + (threadIdx.x & 127) * 4;
+#pragma unroll
+            for (int j = 0; j < 8; j++) add_stored(sums + j * 512, &dq[4 * j]);
+        }
+        if (uniform(rows.masked) && !all_finite(dq)) {
+            if (lane() == 0) {
+                /* Read again: registers are few here. */
+                const uint32_t thread = afresh(threadIdx.x);
+                atomicOr(static_cast<uint32_t *const volatile &>(rows.turn) + S::part(thread / 128 - 1, piece),
+                         in_doubt(thread / 32 % 4));
+                *back.doubt = 1;
+            }
+            return;
+        }
+        put_scaled<T, 64, S::SINGLE>(back.dq.data, rows.dq + row * rows.dq_step + column, rows.dq_step, dq, job.scale, valid,
+                                     valid8, job.head_dim - column);
+    }
+    /* A part of dQ of block number n is there. Hands it to those who add it, or, where nobody adds later, makes the result of
+     * it. */
+    __device__ __forceinline__ void add_queries(QuerySums &dq, uint32_t n, int piece = 0) const {
+        const int pieces = S::pieces(wg());
+        wgmma_settle(dq);
+        if (piece == pieces - 1) release(&bars.ds_empty[n & 1]);
+        const BackRows &rows = bars.rows[n % S::ROWS];
+        const bool last = uniform(rows.last);
+        mbarrier_wait(&bars.dq_empty[wg()], (n * pieces + piece & 1) ^ 1);
+        if (!last) {
+            const uint32_t to = dq_store();
+#pragma unroll
+            for (int j = 0; j < 8; j++) store_shared(to + j * 2048, &dq[4 * j]);
+            fence_async_shared();
+        }
+        __syncwarp();
+        release(&bars.dq_full[wg()]);
+        if (last) finish_queries(dq, rows, piece);
+    }
+    /* This warp leaves its sums of the tile undone. */
+    __device__ __forceinline__ void doubt_keys(const BackTile &work) const {
+        if (lane() == 0) {
+            atomicOr(tile_doubts(back, work.number), in_doubt(work.number, own()));
+            *back.doubt = 1;
+        }
+    }
+};
+
+} // namespace ra
+#endif
