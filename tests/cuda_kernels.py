@@ -19,8 +19,8 @@ EXPECTED = {
     ("forward_sm90", "sm_90a"): 5 * 2 * 2 + 2 * 2 + 3 * 2,  # with and without dropout; other shapes; few items
     ("forward_few", "sm_90a"): 2 * 3 * 2,  # 16, 32 and 64 rows
     ("merge_parts", "sm_90a"): 2 * 2,
-    ("backward_sm90", "sm_90a"): 3 * 2 * 2,  # results and sums
-    ("define_sm90", "sm_90a"): 3 * 2 * 2,
+    ("backward_sm90", "sm_90a"): 5 * 2 * 2,  # results and sums
+    ("define_sm90", "sm_90a"): 5 * 2 * 2,
     ("forward_sm80", "sm_80"): 4 * 2 * 2,
     ("forward_sm80", "sm_90"): 4 * 2 * 2,
     ("forward_f32", "sm_80"): 3,
@@ -57,9 +57,15 @@ EXPECTED = {
     ("generate_rows", "sm_90"): 3,
 }
 
-# Bytes that a kernel may spill and reload. Hopper's backward kernel has sums of 128 to 192 registers a thread, and the assembler keeps
-# some of what is left in memory.
-SPILLS = {"backward_sm90": (24, 36)}
+# Bytes that a function may spill and reload, by the first name that it contains. Hopper's backward kernel has sums of 128 to 192 registers
+# a thread, and the assembler keeps some of what is left in memory; at D = 256 only what is used once a tile, around the calls there.
+SPILLS = {
+    "backward_sm90I6__halfNS_13WideBackShapeILi256": (56, 44),
+    "backward_sm90I13__nv_bfloat16NS_13WideBackShapeILi256": (56, 44),
+    "backward_sm90": (24, 36),
+    "find_back_tileILi64": (16, 24),
+    "sloped_key_interval": (0, 8),
+}
 
 
 def reports():

@@ -22,6 +22,10 @@ SHAPES = {
     "D=128 causal, heads 8:2": (3000, 8, 2, 128, Desc(causal=True), BF16),
     "D=128 dilated, causal": (8192, 6, 6, 128, Desc(branches=BRANCHES, causal=True), BF16),
     "D=96 window 700": (4096, 4, 4, 96, Desc(causal=True, window=(700, 0)), BF16),
+    "D=192 causal, heads 8:2": (3000, 8, 2, 192, Desc(causal=True), BF16),
+    "D=256 full": (4096, 4, 4, 256, Desc(), BF16),
+    "D=256 causal, f16": (4096, 4, 4, 256, Desc(causal=True), F16),
+    "D=256 dilated, causal": (8192, 6, 6, 256, Desc(branches=BRANCHES, causal=True), BF16),
 }
 
 

@@ -8,6 +8,8 @@ from kit import BF16, DEVICE, F16, F32, OUT_BOUND, SMALL, backend, draw, kernel,
 from definition import Desc, gradients, reference
 
 NAMES = ("dq", "dk", "dv")
+# Head dimensions whose kernel on Hopper has another shape each: up to 64, 96, 128, 192, 256.
+SHAPES = (64, 256) if SMALL else (64, 96, 128, 192, 256)
 
 
 class Backward(unittest.TestCase):
@@ -61,21 +63,22 @@ class Backward(unittest.TestCase):
     # ------------------------------------------------------------------------------------------------ sizes and types
 
     def test_every_head_dimension_and_type_meets_its_bound(self):
-        for d in (64, 128, 256) + (() if SMALL else (1, 3, 8, 24, 63, 72, 96, 127, 136, 192, 255)):
+        for d in (64, 128, 256) + (() if SMALL else (1, 3, 8, 24, 63, 72, 96, 127, 136, 160, 192, 200, 255)):
             for dtype in (BF16, F16, F32):
                 for causal in (False, True):
                     self.case(1, 200, 270, 2, 1, d, Desc(causal=causal), dtype)
 
     def test_lengths_around_the_tiles_meet_the_bound(self):
         for n in (1, 63, 65) if SMALL else (1, 2, 15, 16, 17, 31, 33, 63, 64, 65, 127, 128, 129, 193):
-            for dtype in (BF16, F32):
-                self.case(1, n, n, 1, 1, 64, Desc(causal=True), dtype)
-                self.case(1, 1, n, 2, 1, 64, Desc(), dtype)
+            for dtype, d in [(F32, 64)] + [(BF16, d) for d in SHAPES]:
+                self.case(1, n, n, 1, 1, d, Desc(causal=True), dtype)
+                self.case(1, 1, n, 2, 1, d, Desc(), dtype)
 
     def test_query_heads_of_a_group_are_summed(self):
         for dtype in (BF16, F16, F32):
             self.case(2, 150, 150, 8, 2, 64, Desc(causal=True), dtype)
-            self.case(1, 150, 150, 6, 1, 128, Desc(), dtype)
+            for d in (128, 256) if SMALL else (128, 136, 192, 256):
+                self.case(1, 150, 150, 6, 1, d, Desc(), dtype)
 
     # ---------------------------------------------------------------------------------------------------------- masks
 
@@ -84,7 +87,7 @@ class Backward(unittest.TestCase):
         if torch.cuda.get_device_capability() != (9, 0):
             self.skipTest("needs a Hopper GPU")
         for dtype in (BF16,) if SMALL else (BF16, F16):
-            for d, sums in itertools.product((40, 64, 96, 104, 128), (False, True)):
+            for d, sums in itertools.product((40, 64, 96, 104, 128, 136, 160, 192, 200, 256), (False, True)):
                 for n, h, hk, desc in (
                     (700, 4, 4, Desc()),
                     (1000, 8, 2, Desc(causal=True)),
@@ -104,7 +107,7 @@ class Backward(unittest.TestCase):
 
     def test_windows_ranges_and_unequal_lengths_meet_the_bound(self):
         for dtype in (BF16, F32):
-            for d in (64, 128):
+            for d in (64, 128) if SMALL else (64, 128, 160, 192, 200, 256):
                 self.case(2, 200, 300, 2, 1, d, Desc(window=(70, 30)), dtype)
                 self.case(1, 200, 200, 2, 2, d, Desc(window=(0, 0)), dtype)
                 self.case(1, 200, 200, 2, 2, d, Desc(window=(-1, 5)), dtype)
@@ -117,7 +120,7 @@ class Backward(unittest.TestCase):
 
     def test_a_nan_in_a_masked_row_reaches_no_gradient(self):
         for dtype in (BF16, F16, F32):
-            for d in (64, 96, 128, 256):
+            for d in (64, 96, 128, 256) if SMALL else (64, 96, 128, 136, 192, 200, 256):
                 for sums in (False, True):
                     desc = Desc(causal=True, key_begin=[0, 100, 133], key_end=[200, 120, 150])
                     self.case(3, 200, 200, 2, 1, d, desc, dtype, poison=True, sums=sums)
@@ -125,7 +128,7 @@ class Backward(unittest.TestCase):
 
     def test_masked_pairs_inside_a_tile_let_no_infinity_through(self):
         """Key 100 and query 30 hold infinities; only those that attend to the key, or are attended by the query, may show it."""
-        for dtype, d, sums in itertools.product((BF16, F32), (64, 128), (False, True)):
+        for dtype, d, sums in itertools.product((BF16, F32), (64, 128) if SMALL else (64, 128, 192, 256), (False, True)):
             desc, n = Desc(causal=True), 160
             q, k, v, out, lse, dout, _ = self.inputs(1, n, n, 1, 1, d, desc, dtype, False, False)
             v[0, 100], dout[0, 30] = math.inf, math.inf
@@ -143,12 +146,17 @@ class Backward(unittest.TestCase):
                 self.case(2, 500, 500, 6, 3, 64, Desc(branches=[(128, 1), (256, 2), (512, 4)], causal=causal), dtype, poison=True)
                 self.case(1, 503, 503, 6, 6, 128, Desc(branches=[(100, 3), (333, 5)], causal=causal), dtype, poison=True)
                 self.case(1, 303, 503, 4, 4, 64, Desc(branches=[(100, 3), (0, 7)], causal=causal), dtype, poison=True)
+                for d in () if SMALL else (160, 192, 256):
+                    desc = Desc(branches=[(128, 1), (256, 2), (512, 4)], causal=causal)
+                    self.case(2, 500, 500, 6, 3, d, desc, dtype, poison=True)
+                    self.case(1, 303, 503, 4, 4, d, Desc(branches=[(100, 3), (0, 7)], causal=causal), dtype, poison=True)
 
     def test_queries_off_the_lattice_read_its_keys_when_they_are_not_dilated(self):
         for dtype in (BF16, F32):
             for window in ((-1, -1), (40, 30)):
                 desc = Desc(branches=[(100, 3), (333, 5)], causal=window[0] < 0, window=window, dilate_queries=False)
-                self.case(1, 503, 503, 6, 6, 64, desc, dtype, poison=True)
+                for d in (64,) if SMALL else (64, 192, 256):
+                    self.case(1, 503, 503, 6, 6, d, desc, dtype, poison=True)
 
     def test_residues_and_offsets_by_head_meet_the_bound(self):
         for dtype in (BF16, F32):
@@ -161,14 +169,16 @@ class Backward(unittest.TestCase):
         for dtype in (BF16, F16, F32):
             for causal in (False, True):
                 desc = Desc(branches=[(128, 1), (256, 2), (512, 4)], combine="mix", causal=causal)
-                self.case(1, 503, 503, 4, 2, 64, desc, dtype, sums=True, dlse=True)
+                for d in (64,) if SMALL else (64, 192, 256):
+                    self.case(1, 503, 503, 4, 2, d, desc, dtype, sums=True, dlse=True)
 
     # -------------------------------------------------------------------------------------------------------- numbers
 
     def test_a_gradient_of_lse_flows_too(self):
         for dtype in (BF16, F32):
-            self.case(1, 200, 200, 2, 1, 64, Desc(causal=True), dtype, dlse=True)
-            self.case(1, 200, 200, 2, 1, 64, Desc(branches=[(64, 2)]), dtype, dlse=True, poison=True)
+            for d in SHAPES:
+                self.case(1, 200, 200, 2, 1, d, Desc(causal=True), dtype, dlse=True)
+                self.case(1, 200, 200, 2, 1, d, Desc(branches=[(64, 2)]), dtype, dlse=True, poison=True)
 
     def test_any_scale_runs(self):
         for scale in (-0.3, 0.0, 0.7):
@@ -187,9 +197,9 @@ class Backward(unittest.TestCase):
         self.case(1, 200, 200, 2, 1, 64, Desc(causal=True, key_end=[150], dropout=0.25, seed=11), BF16, poison=True, slack=2.0)
 
     def test_the_same_call_twice_gives_the_same_bits(self):
-        for dtype in (BF16, F32):
+        for dtype, d in [(F32, 64)] + [(BF16, d) for d in SHAPES]:
             for desc in (Desc(causal=True), Desc(branches=[(128, 1), (256, 2)], combine="mix")):
-                given = self.inputs(1, 600, 600, 4, 2, 64, desc, dtype, False, False)
+                given = self.inputs(1, 600, 600, 4, 2, d, desc, dtype, False, False)
                 first = self.backward(*given, desc, sums=len(desc.branches) > 1)
                 for _ in range(5):
                     for a, b in zip(first, self.backward(*given, desc, sums=len(desc.branches) > 1)):
@@ -199,11 +209,11 @@ class Backward(unittest.TestCase):
 
     def test_rows_may_lie_anywhere(self):
         desc = Desc(branches=[(128, 1), (256, 2)], causal=True)
-        for dtype in (BF16, F32):
+        for dtype, d in itertools.product((BF16, F32), (64,) if SMALL else (64, 192, 256)):
             for build in (
-                lambda: draw(1, 4, 300, 64, dtype).transpose(1, 2),
-                lambda: draw(1, 300, 4, 68, dtype)[..., :64],
-                lambda: draw(1, 301, 4, 64, dtype).view(-1)[1 : 1 + 300 * 256].view(1, 300, 4, 64),
+                lambda: draw(1, 4, 300, d, dtype).transpose(1, 2),
+                lambda: draw(1, 300, 4, d + 4, dtype)[..., :d],
+                lambda: draw(1, 301, 4, d, dtype).view(-1)[1 : 1 + 300 * 4 * d].view(1, 300, 4, d),
             ):
                 q, k, v, dout = build(), build(), build(), build()
                 out, lse, _, _ = reference(q, k, v, desc)
@@ -213,7 +223,7 @@ class Backward(unittest.TestCase):
 
     def test_the_general_kernels_meet_the_bound_wherever_a_fast_one_runs(self):
         with kernel("sm80"):
-            for d in (64, 128):
+            for d in (64, 128) if SMALL else (64, 128, 192, 256):
                 self.case(2, 200, 300, 4, 2, d, Desc(causal=True))
                 self.assertEqual(backend.path, "sm80")
 
