@@ -85,6 +85,18 @@ __device__ __forceinline__ bool mbarrier_try(uint64_t *bar, uint32_t parity) {
     return done != 0;
 }
 
+/* The same at once: the other may wait for a while. */
+__device__ __forceinline__ bool mbarrier_test(uint64_t *bar, uint32_t parity) {
+    uint32_t done;
+    asm volatile("{\n.reg .pred p;\n"
+                 "mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 "selp.b32 %0, 1, 0, p;\n}"
+                 : "=r"(done)
+                 : "r"(shared_address(bar)), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
 __device__ __forceinline__ void mbarrier_wait(uint64_t *bar, uint32_t parity) {
 #ifdef RA_WATCHDOG /* a lost arrival becomes a trap instead of a hang */
     for (int spins = 0; !mbarrier_try(bar, parity); spins++)
@@ -116,7 +128,7 @@ __device__ __forceinline__ void tma_store(bool mine, const CUtensorMap *map, con
 }
 
 /* Bytes (a multiple of 16) from shared to global memory, or added to what is there; the thread's stores so far, as one group;
- * waits for all of them, or until they have read what they store. */
+ * waits for all of them, for all but the last group, or until they have read what they store. */
 __device__ __forceinline__ void bulk_store(void *global, const void *shared, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
                  "r"(shared_address(shared)), "r"(bytes)
@@ -130,6 +142,7 @@ __device__ __forceinline__ void bulk_add(float *global, const void *shared, uint
 }
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+__device__ __forceinline__ void bulk_wait_but_last() { asm volatile("cp.async.bulk.wait_group 1;" ::: "memory"); }
 __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 /* What this thread wrote to shared memory is there for TMA and wgmma, too. */

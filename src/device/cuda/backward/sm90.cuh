@@ -110,7 +110,8 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_cons
         const int warp = (int)threadIdx.x / 32;
         if (warp == 0) load_back_tiles<S>(back, k, v, q, dout, bars);
         else if (warp == 1) fetch_back_rows<S>(back, bars);
-        else add_back_sums<S>(back, warp - 2, dq + (warp - 2) * S::DQ_BYTES, bars);
+        else if constexpr (!S::WIDE) add_back_sums<S>(back, warp - 2, dq + (warp - 2) * S::DQ_BYTES, bars);
+        else add_back_parts<S>(back, warp - 2, dq + (warp - 2) * S::DQ_BYTES, bars);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::CONSUMER_REGISTERS));
         const BackMemory memory = {k, v, q, dout, ds, dq, p};

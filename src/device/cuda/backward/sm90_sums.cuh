@@ -99,30 +99,29 @@ template <int R> __device__ __forceinline__ bool all_finite(const float (&o)[R])
 
 /* ----------------------------------------------------------------------------------------- the producer's warps that add */
 
-/* A warpgroup's parts of dQ from shared memory to their sums, when it is this tile's turn. By a whole warp, of which one
+/* A warpgroup's part of dQ from shared memory to its sums, when it is this tile's turn. By a whole warp, of which one
  * thread adds. */
 template <class S>
 __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, const unsigned char *dq, BackBarriers<S> &bars) {
     const int lane = threadIdx.x & 31;
-    const uint32_t pieces = S::pieces(wg); /* one or two */
-    uint32_t turn = 0; /* parts of blocks of query rows */
+    uint32_t turn = 0; /* blocks of query rows */
 #pragma unroll 1
     for (uint32_t works = 0;; works++) {
         const BackTile &work = bars.work[works & 1];
         mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
         if (work.base.item < 0) return;
-        const int count = work.count * back.group * (int)pieces;
+        const int count = work.count * back.group;
         __syncwarp();
         if (lane == 0) mbarrier_arrive(&bars.work_empty[works & 1]);
 #pragma unroll 1
         for (int i = 0; i < count; i++, turn++) {
             mbarrier_wait(&bars.dq_full[wg], turn & 1);
             if (lane == 0) {
-                const BackRows &rows = bars.rows[(turn >> (pieces - 1)) % S::ROWS];
+                const BackRows &rows = bars.rows[turn % S::ROWS];
                 if (rows.last) { /* those who computed it make the result */
                     mbarrier_arrive(&bars.dq_empty[wg]);
                 } else {
-                    uint32_t *told = rows.turn + S::part(wg, turn & (pieces - 1));
+                    uint32_t *told = rows.turn + wg;
                     const uint32_t order = (uint32_t)rows.order;
                     float *sums = back.sums + (told - back.turns) * (S::DQ_BYTES / 4);
                     if (order > 0) await_turn(told, order);
@@ -138,6 +137,67 @@ __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, co
             }
             __syncwarp(); /* the others wait here, where they keep nobody from adding */
         }
+    }
+}
+
+/* The same where a warpgroup makes one or two parts of each block: a part is added before the last one is known to be there, so
+ * that nothing waits for memory's answers. But before it waits for others, this warp tells what it has added. */
+template <class S>
+__device__ __forceinline__ void add_back_parts(const BackTmaJob &back, int wg, const unsigned char *dq, BackBarriers<S> &bars) {
+    const uint32_t pieces = S::pieces(wg);
+    uint32_t turn = 0;        /* parts */
+    uint32_t *told = nullptr; /* the counter of the last part that was added, if that is still to be told, */
+    uint32_t tells = 0;       /* and what to tell */
+    auto tell = [&] {
+        fence_gpu();
+        store_relaxed(told, tells);
+        told = nullptr;
+    };
+    auto settle = [&] {
+        if (!told) return;
+        bulk_wait();
+        tell();
+    };
+    auto add = [&](const BackRows &rows, int part) {
+        uint32_t *next = rows.turn + part;
+        const uint32_t order = (uint32_t)rows.order;
+        float *sums = back.sums + (next - back.turns) * (S::DQ_BYTES / 4);
+        if (order > 0 && load_acquire(next) < order) {
+            settle();
+            await_turn(next, order);
+        }
+        if (order > 0) bulk_add(sums, dq, S::DQ_BYTES);
+        else bulk_store(sums, dq, S::DQ_BYTES);
+        bulk_commit();
+        bulk_wait_read();
+        mbarrier_arrive(&bars.dq_empty[wg]);
+        if (told) {
+            bulk_wait_but_last();
+            tell();
+        }
+        told = next;
+        tells = order + 1;
+    };
+#pragma unroll 1
+    for (uint32_t works = 0;; works++) {
+        const BackTile &work = bars.work[works & 1];
+        mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
+        if (work.base.item < 0) return;
+        const int count = work.count * back.group * (int)pieces;
+        __syncwarp();
+        if ((threadIdx.x & 31) == 0) {
+            mbarrier_arrive(&bars.work_empty[works & 1]);
+#pragma unroll 1
+            for (int i = 0; i < count; i++, turn++) {
+                if (told && !mbarrier_test(&bars.dq_full[wg], turn & 1)) settle();
+                mbarrier_wait(&bars.dq_full[wg], turn & 1);
+                const BackRows &rows = bars.rows[(turn >> (pieces - 1)) % S::ROWS];
+                if (rows.last) mbarrier_arrive(&bars.dq_empty[wg]); /* those who computed it make the result */
+                else add(rows, S::part(wg, (int)(turn & (pieces - 1))));
+            }
+            settle();
+        }
+        __syncwarp(); /* the others wait here, where they keep nobody from adding */
     }
 }
 
