@@ -70,6 +70,19 @@ class Backward:
                     ways = self.backward_ways(*mine, theirs, Desc(causal=causal), causal)
                     self.add("backward", f"D={d} h={h} n={n}{' causal' if causal else ''}", 10 * d * h * pairs, ways)
 
+    def backward_dims(self):
+        """The same for head dimensions beside 64 and 128."""
+        from definition import Desc
+
+        n = 16384
+        for d, h in ((96, 16), (192, 16), (256, 8)):
+            for causal in (False, True):
+                mine = self.tensors(n, h, d, 4)
+                theirs = [t.transpose(1, 2).contiguous() for t in mine]
+                pairs = n * (n + 1) // 2 if causal else n * n
+                ways = self.backward_ways(*mine, theirs, Desc(causal=causal), causal)
+                self.add("backward dims", f"D={d} h={h} n={n}{' causal' if causal else ''}", 10 * d * h * pairs, ways)
+
     def backward_views(self):
         """The backward pass on every r-th row, in segments."""
         from definition import Desc

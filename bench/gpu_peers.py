@@ -3,7 +3,7 @@
 
     bench/gpu_peers.py --library build/libringattn_cuda.so [--cases dense,views,...] [--out NAME]      (prints a page, writes NAME.json)
     bench/gpu_peers.py --library ... --cases backward,backward_views --fa4 DIRECTORY    (where FlashAttention-4 is installed)
-    bench/gpu_peers.py --library ... --cases layer,dilated_backward,own_backward,dims [--fa4 DIRECTORY]
+    bench/gpu_peers.py --library ... --cases layer,dilated_backward,own_backward,dims,backward_dims [--fa4 DIRECTORY]
 
 Cases through autograd (layer, dilated_backward, flex_layer) use the Python package: RINGATTN_LIBRARY and PYTHONPATH.
 

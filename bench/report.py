@@ -59,6 +59,7 @@ GPU_GROUPS = {
     "layer": ("Dilated, forward and backward through autograd", "As above; 14 D flops a pair."),
     "own backward": ("Dilated beside own dense attention, backward", "For each useful flop."),
     "dims": ("Other head dimensions, forward", "As dense."),
+    "backward dims": ("Other head dimensions, backward", "As dense."),
     "flex layer": ("FlexAttention, forward and backward", "Compiled, with the dilated pattern as its block mask."),
 }
 
