@@ -128,7 +128,7 @@ __device__ __forceinline__ void tma_store(bool mine, const CUtensorMap *map, con
 }
 
 /* Bytes (a multiple of 16) from shared to global memory, or added to what is there; the thread's stores so far, as one group;
- * waits for all of them, for all but the last group, or until they have read what they store. */
+ * waits for all of them, or until they have read what they store. */
 __device__ __forceinline__ void bulk_store(void *global, const void *shared, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
                  "r"(shared_address(shared)), "r"(bytes)
@@ -142,7 +142,6 @@ __device__ __forceinline__ void bulk_add(float *global, const void *shared, uint
 }
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 __device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-__device__ __forceinline__ void bulk_wait_but_last() { asm volatile("cp.async.bulk.wait_group 1;" ::: "memory"); }
 __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 /* What this thread wrote to shared memory is there for TMA and wgmma, too. */

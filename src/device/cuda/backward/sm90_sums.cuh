@@ -140,41 +140,37 @@ __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, co
     }
 }
 
-/* The same where a warpgroup makes one or two parts of each block: a part is added before the last one is known to be there, so
- * that nothing waits for memory's answers. But before it waits for others, this warp tells what it has added. */
+/* The same where a warpgroup makes one or two parts of each block: what takes memory a while to answer, telling others of the
+ * part before and asking for the turn of the next, is done while a part is being added. But before it waits for others, this
+ * warp tells what it has added. */
 template <class S>
 __device__ __forceinline__ void add_back_parts(const BackTmaJob &back, int wg, const unsigned char *dq, BackBarriers<S> &bars) {
     const uint32_t pieces = S::pieces(wg);
     uint32_t turn = 0;        /* parts */
-    uint32_t *told = nullptr; /* the counter of the last part that was added, if that is still to be told, */
+    uint32_t *told = nullptr; /* the counter of the part that was added last, if that is still to be told, */
     uint32_t tells = 0;       /* and what to tell */
+    bool clear = false;       /* it is known to be this tile's turn */
     auto tell = [&] {
+        if (!told) return;
         fence_gpu();
         store_relaxed(told, tells);
         told = nullptr;
     };
-    auto settle = [&] {
-        if (!told) return;
-        bulk_wait();
-        tell();
-    };
-    auto add = [&](const BackRows &rows, int part) {
-        uint32_t *next = rows.turn + part;
+    auto add = [&](const BackRows &rows, uint32_t piece) {
+        uint32_t *next = rows.turn + S::part(wg, (int)piece);
         const uint32_t order = (uint32_t)rows.order;
         float *sums = back.sums + (next - back.turns) * (S::DQ_BYTES / 4);
-        if (order > 0 && load_acquire(next) < order) {
-            settle();
+        if (order > 0 && !clear && load_acquire(next) < order) {
+            tell();
             await_turn(next, order);
         }
         if (order > 0) bulk_add(sums, dq, S::DQ_BYTES);
         else bulk_store(sums, dq, S::DQ_BYTES);
         bulk_commit();
-        bulk_wait_read();
+        tell();
+        clear = order > 0 && piece + 1 < pieces && load_acquire(next + 1) >= order;
+        bulk_wait(); /* until the sums are there */
         mbarrier_arrive(&bars.dq_empty[wg]);
-        if (told) {
-            bulk_wait_but_last();
-            tell();
-        }
         told = next;
         tells = order + 1;
     };
@@ -189,13 +185,13 @@ __device__ __forceinline__ void add_back_parts(const BackTmaJob &back, int wg, c
             mbarrier_arrive(&bars.work_empty[works & 1]);
 #pragma unroll 1
             for (int i = 0; i < count; i++, turn++) {
-                if (told && !mbarrier_test(&bars.dq_full[wg], turn & 1)) settle();
+                if (!mbarrier_test(&bars.dq_full[wg], turn & 1)) tell();
                 mbarrier_wait(&bars.dq_full[wg], turn & 1);
                 const BackRows &rows = bars.rows[(turn >> (pieces - 1)) % S::ROWS];
                 if (rows.last) mbarrier_arrive(&bars.dq_empty[wg]); /* those who computed it make the result */
-                else add(rows, S::part(wg, (int)(turn & (pieces - 1))));
+                else add(rows, turn & (pieces - 1));
             }
-            settle();
+            tell();
         }
         __syncwarp(); /* the others wait here, where they keep nobody from adding */
     }
