@@ -86,8 +86,9 @@ class Backward(unittest.TestCase):
         """What is not finite it leaves to be defined pair by pair; on finite numbers nothing is left."""
         if torch.cuda.get_device_capability() != (9, 0):
             self.skipTest("needs a Hopper GPU")
+        dims = (40, 96, 128, 160, 256) if SMALL else (40, 64, 96, 104, 128, 136, 160, 192, 200, 256)
         for dtype in (BF16,) if SMALL else (BF16, F16):
-            for d, sums in itertools.product((40, 64, 96, 104, 128, 136, 160, 192, 200, 256), (False, True)):
+            for d, sums in itertools.product(dims, (False, True)):
                 for n, h, hk, desc in (
                     (700, 4, 4, Desc()),
                     (1000, 8, 2, Desc(causal=True)),
