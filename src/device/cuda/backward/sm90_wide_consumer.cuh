@@ -138,8 +138,8 @@ template <typename T, class S, int WG> struct WideConsumer : BackWarpgroup<T, S,
         const KeyGradients &gradients = back.gradients[work.base.item];
         const ra_tensor &to = WEIGHS ? gradients.dv : gradients.dk;
         const JobItem &rows = job.items[work.base.item];
-        const int64_t step = rows.k.row_step * to.row;
-        put_scaled<T, D, S::SINGLE>(to.data, (WEIGHS ? work.dv : work.dk) + key * step, step, sums, WEIGHS ? 1.f : job.scale,
+        const int64_t at = WEIGHS ? work.dv : work.dk, row_step = rows.k.row_step * to.row;
+        put_scaled<T, D, S::SINGLE>(to.data, at + key * row_step, row_step, sums, WEIGHS ? 1.f : job.scale,
                                     key < rows.k.count, key + 8 < rows.k.count, job.head_dim);
     }
 
