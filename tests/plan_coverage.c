@@ -104,7 +104,7 @@ static void mark(const ra_used *used, const ra_shard *shard, int64_t heads, int6
 static void mark_used(paper *p, int rank, bool queries) {
     static ra_used sets[1 << 14];
     const ra_attention_desc *desc = &p->c->desc;
-    int64_t count = ra_used_sets(&p->plan->route, rank, queries, sets, sizeof sets / sizeof *sets);
+    int64_t count = ra_used_sets(&p->plan->route, rank, queries, false, sets, sizeof sets / sizeof *sets);
     assert_true(count >= 0);
     for (int64_t i = 0; i < count; i++)
         mark(&sets[i], queries ? &p->queries : &p->keys, queries ? desc->heads : desc->kv_heads,

@@ -72,6 +72,7 @@ typedef struct ra_used_rows {
     ra_used *sets;
     int64_t count;
     int64_t modulus; /* used rows of a head are congruent modulo this */
+    bool keeps;      /* the other rows have results that somebody else makes, and stay as they are */
 } ra_used_rows;
 
 /* (row, head) pairs of the sets; a pair that is in several sets counts once for each. */

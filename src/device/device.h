@@ -24,7 +24,9 @@ typedef struct ra_queue {
 typedef struct ra_pass_shape {
     const ra_problem *problem;
     int64_t rows_k;
-    const ra_used_rows *used_q, *used_k; /* items meet no other rows */
+    const ra_used_rows *used_q, *used_k; /* items of steps meet no other rows; */
+    const ra_used_rows *all_q, *all_k;   /* those of forward_home and backward_home do */
+    bool parted;                         /* items at home have rows of their own: forward_home, backward_home */
     bool single;                         /* every row is met by one item of one step (ra_forward_step, ra_backward_step) */
     bool direct;                         /* ra_kernel.direct: gradients of a single pass need no room for sums */
     bool travels;                        /* the state (backward: dq) of all rows lies in one block that peers exchange */
@@ -160,6 +162,9 @@ struct ra_device_ops {
     ra_status (*backward_begin)(ra_backward_pass *pass, const ra_item *items, int64_t count);
     ra_status (*backward_step)(ra_backward_pass *pass, const ra_item *items, int64_t count);
     ra_status (*backward_end)(ra_backward_pass *pass);
+    /* After begin, in a parted pass: items whose rows no step meets, as one single step. NULL: no pass is parted. */
+    ra_status (*forward_home)(ra_forward_pass *pass, const ra_item *items, int64_t count);
+    ra_status (*backward_home)(ra_backward_pass *pass, const ra_item *items, int64_t count);
     /* The call failed: makes its results NaN, since enqueued work goes on and may look like a result. NULL: work ends with the
      * call, which returns the failure. */
     ra_status (*forward_spoil)(const ra_forward_pass *pass);

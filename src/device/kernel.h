@@ -68,12 +68,13 @@ typedef struct ra_gradient {
     ra_tensor result, sums;
     int64_t rows, heads;
     ra_used_rows used;
+    ra_used_rows all; /* if `used` keeps other rows: theirs too. The rest is to be zero */
 } ra_gradient;
 
 /* What happens to rows before the first backward step and after the last. */
 typedef struct ra_backward_rows {
     const ra_problem *problem;
-    bool single, zeroed, halves; /* of the steps */
+    bool single, zeroed, halves; /* of the steps; zeroed also if rows that were kept may be left unwritten */
     ra_gradient gradients[3];
     ra_tensor dout, out, dlse, delta; /* dlse.data may be NULL */
     ra_used_rows used;                /* of queries */

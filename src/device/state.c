@@ -117,17 +117,31 @@ void ra_backward_lay(ra_backward_pass *pass) {
 
 /* ----------------------------------------------------------------------------------------------------- begin and end */
 
-bool ra_meet_all(const ra_pass_shape *shape, const ra_item *items, int64_t count, bool queries) {
+/* (row, head) pairs of used queries (keys). */
+static int64_t count_used(const ra_pass_shape *shape, const ra_used_rows *used, bool queries) {
     const ra_problem *p = shape->problem;
-    const ra_used_rows *used = queries ? shape->used_q : shape->used_k;
-    const int64_t all = used->count > 0 ? ra_used_count(used->sets, used->count)
-                        : queries       ? p->rows_q * p->heads
-                                        : shape->rows_k * p->kv_heads;
+    if (used->count > 0) return ra_used_count(used->sets, used->count);
+    return queries ? p->rows_q * p->heads : shape->rows_k * p->kv_heads;
+}
+
+/* Those that items meet, if no two of them meet the same. */
+static int64_t count_met(const ra_problem *p, const ra_item *items, int64_t count, bool queries) {
     int64_t met = 0;
     for (const ra_item *item = items; item < items + count; item++)
         met += (queries ? item->q.count * (p->heads / p->kv_heads) : item->k.count) * item->heads.count * item->loop[0].repeat *
                item->loop[1].repeat;
-    return met == all;
+    return met;
+}
+
+bool ra_meet_all(const ra_pass_shape *shape, const ra_item *items, int64_t count, bool queries) {
+    const ra_used_rows *used = queries ? shape->used_q : shape->used_k;
+    return count_met(shape->problem, items, count, queries) == count_used(shape, used, queries);
+}
+
+/* Of a parted pass: do the items at home and the steps together meet every row that takes part in anything? */
+static bool meet_rest(const ra_pass_shape *s, const ra_item *items, int64_t count, bool queries) {
+    const ra_used_rows *steps = queries ? s->used_q : s->used_k, *all = queries ? s->all_q : s->all_k;
+    return count_met(s->problem, items, count, queries) + count_used(s, steps, queries) == count_used(s, all, queries);
 }
 
 /* Will the kernel write every used row of all gradients? */
@@ -140,19 +154,20 @@ static bool writes_all(const ra_pass_shape *shape, const ra_item *items, int64_t
 ra_status ra_backward_begin(ra_backward_pass *pass, const ra_item *items, int64_t count) {
     const ra_pass_shape *s = &pass->shape;
     const ra_problem *p = s->problem;
-    pass->step.zeroed = !writes_all(s, items, count);
+    pass->step.zeroed =
+        s->parted ? !meet_rest(s, items, count, true) || !meet_rest(s, items, count, false) : !writes_all(s, items, count);
     pass->rows = (ra_backward_rows){.problem = p,
                                     .single = s->single,
                                     .zeroed = pass->step.zeroed,
                                     .halves = s->halves,
-                                    .gradients = {{pass->dq, pass->step.dq_acc, p->rows_q, p->heads, *s->used_q},
-                                                  {pass->dk, pass->dk_sums, s->rows_k, p->kv_heads, *s->used_k},
-                                                  {pass->dv, pass->dv_sums, s->rows_k, p->kv_heads, *s->used_k}},
+                                    .gradients = {{pass->dq, pass->step.dq_acc, p->rows_q, p->heads, *s->used_q, *s->all_q},
+                                                  {pass->dk, pass->dk_sums, s->rows_k, p->kv_heads, *s->used_k, *s->all_k},
+                                                  {pass->dv, pass->dv_sums, s->rows_k, p->kv_heads, *s->used_k, *s->all_k}},
                                     .dout = pass->dout,
                                     .out = pass->out,
                                     .dlse = pass->dlse,
                                     .delta = pass->step.delta,
-                                    .used = *s->used_q,
+                                    .used = *s->all_q,
                                     .stream = pass->queue.stream,
                                     .workers = pass->queue.workers};
     if (s->travels) pass->rows.gradients[0].used.count = 0; /* it holds all rows */

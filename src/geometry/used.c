@@ -19,11 +19,12 @@ static int64_t add_part(const ra_ring *ring, const ra_part *part, ra_span heads,
     return count;
 }
 
-int64_t ra_used_sets(const ra_route *route, int rank, bool queries, ra_used *sets, int64_t most) {
+int64_t ra_used_sets(const ra_route *route, int rank, bool queries, bool shared, ra_used *sets, int64_t most) {
     int64_t group = queries ? route->config->heads / route->config->kv_heads : 1, count = 0;
     for (int64_t i = 0; i < route->rings.count; i++) {
         const ra_ring *ring = &route->rings.rings[i];
         const ra_part *parts = queries ? ring->targets : ring->sources;
+        if (shared && ring->channel < 0) continue;
         for (int64_t p = 0; p < (queries ? ring->target_count : ring->source_count); p++) {
             if (parts[p].rank != rank) continue;
             count = add_part(ring, &parts[p], route->rings.classes[ring->class_index].heads, group, sets, count, most);

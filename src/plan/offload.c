@@ -28,7 +28,12 @@ static ra_workspace workspace_of(const ra_plan *plan, int64_t rows_q, int64_t ro
     ra_problem problem = plan->problem;
     problem.rows_q = rows_q;
     problem.keys = rows_k;
-    const ra_pass_shape shape = {.problem = &problem, .used_q = &all, .used_k = &all, .direct = plan->kernel->direct};
+    const ra_pass_shape shape = {.problem = &problem,
+                                 .used_q = &all,
+                                 .used_k = &all,
+                                 .all_q = &all,
+                                 .all_k = &all,
+                                 .direct = plan->kernel->direct};
     const int64_t q = c->batch * rows_q * c->heads, k = c->batch * rows_k * c->kv_heads * c->head_dim,
                   state = ra_state_size(c->dtype), size = (int64_t)ra_dtype_size(c->dtype);
     ra_workspace w = {.state = (backward ? device->backward_bytes : device->forward_bytes)(&shape),

@@ -19,6 +19,10 @@ typedef struct ra_view {
     bool single;          /* every query row meets at most one item: no state is needed */
     bool single_backward; /* so does every key, and all keys are at home: items share no sums */
     ra_used_rows used_q, used_k;
+    /* Some rows meet everything at home, each in one item, and the others are few sets: those of rings with other members. Then
+     * a device may compute the first without a state. */
+    bool parted;
+    ra_used_rows shared_q, shared_k;
     ra_message_bounds bounds;
     int64_t local_items;
 } ra_view;

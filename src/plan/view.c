@@ -38,13 +38,34 @@ static bool met_once(const ra_route *route, const ra_view *view) {
     return view->own_count == 0;
 }
 
+/* Is every local ring one item, whose rows no other ring has? */
+static bool home_alone(const ra_route *route, const ra_view *view) {
+    const ra_config *c = route->config;
+    if (c->placement != RA_SHARDED || (c->combine == RA_COMBINE_MIX && c->branches > 1)) return false;
+    for (int64_t i = 0; i < view->local_count; i++) {
+        const ra_ring *ring = &route->rings.rings[view->local[i]];
+        if (ring->source_count > 1 || ring->target_count > 1) return false;
+    }
+    return view->local_count > 0 && view->own_count > 0;
+}
+
 /* Every block of rows looks through all sets: not worth it where they are many, or leave few rows out. */
 static bool find_used(ra_arena *arena, const ra_route *route, int rank, bool queries, int64_t all, ra_used_rows *used) {
     enum { MOST = 32 };
     *used = (ra_used_rows){.sets = ra_arena_take(arena, MOST, sizeof(ra_used)), .modulus = 1};
     if (!used->sets) return false;
-    int64_t count = ra_used_sets(route, rank, queries, used->sets, MOST);
+    int64_t count = ra_used_sets(route, rank, queries, false, used->sets, MOST);
     if (count <= 0 || ra_used_count(used->sets, count) > all / 4 * 3) return true;
+    used->count = count;
+    used->modulus = ra_used_modulus(used->sets, count);
+    return true;
+}
+
+static bool find_shared(ra_arena *arena, const ra_route *route, int rank, bool queries, ra_used_rows *used) {
+    enum { MOST = 32 };
+    *used = (ra_used_rows){.sets = ra_arena_take(arena, MOST, sizeof(ra_used)), .modulus = 1, .keeps = true};
+    const int64_t count = used->sets ? ra_used_sets(route, rank, queries, true, used->sets, MOST) : -1;
+    if (count <= 0) return false;
     used->count = count;
     used->modulus = ra_used_modulus(used->sets, count);
     return true;
@@ -76,6 +97,8 @@ ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_vi
         !find_used(arena, route, rank, false, view->rows_k * c->kv_heads, &view->used_k) ||
         !ra_message_bound(arena, route, view->own, view->own_count, rank, &view->bounds))
         return ra_fail(RA_NOMEM, "no memory for the plan of rank %d", rank);
+    view->parted = !view->single && home_alone(route, view) && find_shared(arena, route, rank, true, &view->shared_q) &&
+                   find_shared(arena, route, rank, false, &view->shared_k);
     return RA_OK;
 }
 
@@ -104,11 +127,14 @@ int ra_default_threads(const ra_config *c, int ranks) {
 ra_pass_shape ra_shape_of(const ra_config *c, const ra_view *view, const ra_problem *problem, const ra_kernel *kernel,
                           bool backward) {
     const bool single = backward ? view->single_backward : view->single;
-    const bool travels = ra_merges(c, view->ranks);
+    const bool travels = ra_merges(c, view->ranks), parted = view->parted && kernel->device->forward_home && !single;
     return (ra_pass_shape){.problem = problem,
                            .rows_k = view->rows_k,
-                           .used_q = &view->used_q,
-                           .used_k = &view->used_k,
+                           .used_q = parted ? &view->shared_q : &view->used_q,
+                           .used_k = parted ? &view->shared_k : &view->used_k,
+                           .all_q = &view->used_q,
+                           .all_k = &view->used_k,
+                           .parted = parted,
                            .single = single && (!kernel->device->fills || view->own_count == 0),
                            .direct = kernel->direct,
                            .travels = travels,

@@ -388,7 +388,12 @@ static ra_status run(walk *w, ra_plan *plan, void *stream, const ra_tensor *quer
     RA_TRY(init_keys(w, keys));
     if (w->apart) RA_TRY(init_sums(w, plan->config.seq_k));
     RA_TRY(ra_call_begin(call, entry, forward ? "forward" : "backward", forward ? &plan->forward : &plan->backward, stream));
-    const ra_pass_shape shape = {.problem = &w->problem, .used_q = &w->all, .used_k = &w->all, .direct = plan->kernel->direct};
+    const ra_pass_shape shape = {.problem = &w->problem,
+                                 .used_q = &w->all,
+                                 .used_k = &w->all,
+                                 .all_q = &w->all,
+                                 .all_k = &w->all,
+                                 .direct = plan->kernel->direct};
     memset(entry->met, 0, (size_t)plan->blocks[1].count * sizeof *entry->met);
     if (forward) {
         carve(w, &forward->state, &forward->scratch);

@@ -78,6 +78,10 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
     device->forward_lay(&forward);
     ra_items_local(&pass);
     ra_status status = device->forward_begin(&forward, call->entry->items, call->item_count);
+    if (status == RA_OK && forward.shape.parted) {
+        status = device->forward_home(&forward, call->entry->items, call->item_count);
+        call->item_count = 0;
+    }
     if (status == RA_OK) status = walk(&pass);
     if (status == RA_OK) status = device->forward_end(&forward);
     if (status == RA_OK) status = ra_lane_settle(call);
@@ -108,6 +112,10 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
     pass.home = (ra_item_views){args->k, args->v, backward.dk_sums, backward.dv_sums, args->dk, args->dv, backward.sums_size};
     ra_items_local(&pass);
     ra_status status = device->backward_begin(&backward, call->entry->items, call->item_count);
+    if (status == RA_OK && backward.shape.parted) {
+        status = device->backward_home(&backward, call->entry->items, call->item_count);
+        call->item_count = 0;
+    }
     if (status == RA_OK) status = walk(&pass);
     if (status == RA_OK) status = device->backward_end(&backward);
     if (status == RA_OK) status = ra_lane_settle(call);

@@ -92,7 +92,7 @@ static void run(rows_job *job, ra_workers *workers, const ra_used_rows *used) {
     job->count = ra_max(1, used->count);
     job->chunk = job->block_rows = ra_max(1, TASK / ra_max(1, row));
     job->block_heads = ra_max(1, job->heads);
-    job->gaps = used->count > 0 && job->out.data;
+    job->gaps = used->count > 0 && job->out.data && !used->keeps;
     if (job->gaps) {
         const int64_t most = BLOCK / out_size(job);
         job->block_heads = heads_together(job, &job->out) ? ra_min(job->heads, most / dim) : 1;
@@ -381,6 +381,6 @@ void ra_rows_convert(const ra_problem *problem, ra_workers *workers, const ra_us
                     .rows = rows,
                     .heads = heads,
                     .each = convert_block};
-    job.streamed = used->count > 0 && is_large(&job);
+    job.streamed = used->count > 0 && !used->keeps && is_large(&job);
     run(&job, workers, used);
 }

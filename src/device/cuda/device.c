@@ -40,6 +40,25 @@ static ra_status forward_step(ra_forward_pass *pass, const ra_item *items, int64
 
 static ra_status forward_end(ra_forward_pass *pass) { return pass->step.single ? RA_OK : ra_cuda_finish(&pass->step); }
 
+/* It fills the rows that no item of it meets, too; steps and the end write those that they have. */
+static ra_status forward_home(ra_forward_pass *pass, const ra_item *items, int64_t count) {
+    ra_forward_step step = pass->step;
+    step.items = items;
+    step.item_count = count;
+    step.single = step.closes = true;
+    step.used = *pass->shape.all_q;
+    return pass->kernel->forward(&step);
+}
+
+static ra_status backward_home(ra_backward_pass *pass, const ra_item *items, int64_t count) {
+    ra_backward_step step = pass->step;
+    step.items = items;
+    step.item_count = count;
+    step.single = true;
+    step.zeroed = false;
+    return pass->kernel->backward(&step);
+}
+
 static ra_status forward_spoil(const ra_forward_pass *pass) {
     const ra_problem *p = pass->shape.problem;
     ra_problem numbers = *p; /* one of float32 for each row */
@@ -174,6 +193,8 @@ const ra_device_ops ra_cuda_device_ops = {
     .backward_begin = ra_backward_begin,
     .backward_step = ra_backward_run,
     .backward_end = ra_backward_end,
+    .forward_home = forward_home,
+    .backward_home = backward_home,
     .forward_spoil = forward_spoil,
     .backward_spoil = backward_spoil,
     .pack = pack,

@@ -59,6 +59,7 @@
     F(ra_used, ra_span, rows) F(ra_used, ra_span, heads)                                                                       \
     S(ra_used_rows)                                                                                                            \
     F(ra_used_rows, ra_used *, sets) F(ra_used_rows, int64_t, count) F(ra_used_rows, int64_t, modulus)                         \
+    F(ra_used_rows, bool, keeps)                                                                                               \
     S(ra_forward_step)                                                                                                         \
     F(ra_forward_step, ra_problem *, problem) F(ra_forward_step, ra_item *, items) F(ra_forward_step, int64_t, item_count)     \
     F(ra_forward_step, bool, single) F(ra_forward_step, bool, closes) F(ra_forward_step, bool, halves)                         \

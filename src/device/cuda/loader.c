@@ -211,12 +211,19 @@ ra_status ra_cuda_await(void *stream, uint64_t *counter, uint64_t value) {
     return told(backend.await(stream, counter, value, &failure));
 }
 
+static ra_status zero_results(const ra_backward_rows *r, const ra_gradient *g, const ra_used_rows *used, bool gaps) {
+    return told(backend.zero(r->problem, used, gaps, g->result, (int64_t)ra_dtype_size(r->problem->dtype), g->rows, g->heads,
+                             r->stream, &failure));
+}
+
 /* Steps write every row of their items, so only the other rows of results must become zero, if there are any. */
 static ra_status start_gradient(const ra_backward_rows *r, const ra_gradient *g) {
     const ra_used_rows all = {.modulus = 1};
     const int64_t size = (int64_t)ra_dtype_size(r->problem->dtype);
     const bool apart = !r->single && g->sums.data != g->result.data, gaps = r->single && !r->zeroed;
     if (gaps && g->used.count == 0) return RA_OK;
+    if (apart && g->used.keeps && r->zeroed) RA_TRY(zero_results(r, g, &all, false));
+    else if (apart && g->used.keeps && g->all.count > 0) RA_TRY(zero_results(r, g, &g->all, true));
     return told(backend.zero(r->problem, gaps || apart ? &g->used : &all, gaps, apart ? g->sums : g->result, apart ? 4 : size,
                              g->rows, g->heads, r->stream, &failure));
 }

@@ -11,6 +11,7 @@ enum { MOST_SETS = 32 };
 /* ra_used_rows as a kernel's parameter. */
 struct UsedSets {
     int count; /* 0: every row is used */
+    bool keeps;
     struct {
         int row, row_step, rows, head, head_step, heads;
     } sets[MOST_SETS];
@@ -82,7 +83,10 @@ __global__ void empty_rows(const __grid_constant__ StateCall call) {
  * may hold another row's there. */
 template <typename T> __global__ void finish_rows(const __grid_constant__ StateCall call) {
     each_row(call, [&](int b, int row, int head) {
-        if (!is_used(call.used, row, head)) return write_no_keys<T>(call, b, row, head);
+        if (!is_used(call.used, row, head)) {
+            if (!call.used.keeps) write_no_keys<T>(call, b, row, head);
+            return;
+        }
         const float m = *row_pointer<float>(call.m, b, row, head), l = *row_pointer<float>(call.l, b, row, head);
         const float inverse = 1.f / l;
         const float *acc = row_pointer<float>(call.acc, b, row, head);
@@ -122,10 +126,11 @@ template <typename T> __global__ void delta_rows(const __grid_constant__ DeltaCa
     });
 }
 
-/* Results from sums; rows that are not used have none and become zero. */
+/* Results from sums; rows that are not used have none and become zero, or stay. */
 template <typename T> __global__ void convert_rows(const __grid_constant__ ConvertCall call) {
     each_row(call, [&](int b, int row, int head) {
         const bool used = is_used(call.used, row, head);
+        if (!used && call.used.keeps) return;
         const float *from = row_pointer<float>(call.from, b, row, head);
         T *to = row_pointer<T>(call.to, b, row, head);
         for (int d = threadIdx.x; d < call.dim; d += 32) to[d] = from_float<T>(used ? from[d] : 0.f);
@@ -136,6 +141,7 @@ template <typename T> __global__ void convert_rows(const __grid_constant__ Conve
 
 static ra_status take_used(const ra_used_rows *used, UsedSets *sets, ra_cuda_error *error) {
     sets->count = (int)used->count;
+    sets->keeps = used->keeps;
     if (used->count > MOST_SETS) {
         snprintf(error->text, sizeof error->text, "the pattern uses %lld sets of rows; at most %d are supported",
                  (long long)used->count, MOST_SETS);
@@ -158,6 +164,7 @@ static ra_status launch_rows(const void *kernel, const ra_problem *p, const ra_u
     call.batch = (int)p->batch;
     call.dim = (int)p->head_dim;
     call.used.count = 0;
+    call.used.keeps = false;
     if (rows == 0 || p->batch == 0) return RA_OK;
     const ra_status status = used ? take_used(used, &call.used, error) : RA_OK;
     if (status != RA_OK) return status;
