@@ -1,5 +1,5 @@
 /* What happens to rows before the first step and after the last, on the CPU. All run over this rank's rows on all workers. Only
- * used rows take part: in the others results are 0 and -inf (or stay, if the set keeps them), and everything else is undefined. */
+ * used rows take part: in the others results are 0 and -inf, or stay if `used` keeps them, and everything else is undefined. */
 #ifndef RA_DEVICE_ROWS_H
 #define RA_DEVICE_ROWS_H
 
