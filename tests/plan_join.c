@@ -54,6 +54,16 @@ static void the_same_pairs_meet(void **state) {
             item.q.row_step = item.q.pos_step = step;
             if (rng_below(&rng, 8) == 0) item.k_view.data = &other;
             if (rng_below(&rng, 8) == 0) item.k.pos += 3;
+            if (count > 0 && rng_below(&rng, 3) == 0) { /* more keys for the last queries of the item before */
+                item.q = items[count - 1].q;
+                const int64_t left_out = rng_below(&rng, item.q.count);
+                item.q.row += left_out * step, item.q.pos += left_out * step, item.q.count -= left_out;
+                item.k.row = items[count - 1].k.count;
+                item.k.pos = rng_below(&rng, 2) ? items[count - 1].k.pos + item.k.row : rng_below(&rng, 60);
+                if (rng_below(&rng, 3) == 0) item.q.pos += 7, item.k.pos += 7;
+                items[count++] = item;
+                continue;
+            }
             row += item.q.count * step + (rng_below(&rng, 5) == 0);
             if (rng_below(&rng, 6) == 0 && row + 16 * step < ROWS) { /* a loop, over rows further on and other keys */
                 item.loop[0] = (ra_item_loop){.repeat = 2, .q_row = item.q.count * step, .q_pos = 5, .k_row = keys, .k_pos = 9};
@@ -72,17 +82,22 @@ static void the_same_pairs_meet(void **state) {
     assert_true(fewer > 1000);
 }
 
-/* Ranks of a causal zigzag ring: both runs meet the keys of an earlier rank, and of their own the earlier run. */
+/* Ranks of a causal zigzag ring: both runs meet the first keys of an earlier rank, the later run meets both of a later rank. */
 static void the_runs_of_a_zigzag_rank_are_joined(void **state) {
     (void)state;
     ra_item earlier[] = {item_of(0, 16, 8, 0, 8), item_of(8, 40, 8, 0, 8)};
     assert_int_equal(ra_join_items(&causal, earlier, 2), 1);
     assert_int_equal(earlier[0].q.count, 16);
     ra_item own[] = {item_of(0, 16, 8, 16, 8), item_of(8, 40, 8, 16, 8), item_of(8, 40, 8, 40, 8)};
-    assert_int_equal(ra_join_items(&causal, own, 3), 2);
+    own[2].k.row = 8;
+    assert_int_equal(ra_join_items(&causal, own, 3), 1);
     assert_int_equal(own[0].q.pos, 16); /* the run under the diagonal stays where it is */
     assert_int_equal(own[0].q.count, 16);
-    assert_int_equal(own[1].k.pos, 40);
+    assert_int_equal(own[0].k.count, 16);
+    ra_item later[] = {item_of(8, 40, 8, 8, 8), item_of(8, 40, 8, 24, 8)};
+    later[1].k.row = 8;
+    assert_int_equal(ra_join_items(&causal, later, 2), 1);
+    assert_int_equal(later[0].k.count, 16);
 }
 
 /* Dropout draws by position, and heads or branches are different work. */
