@@ -72,10 +72,14 @@ JobItem key_job_item(const ra_problem *p, const ra_item *item, int64_t batch, in
     return j;
 }
 
+bool unmasked(const JobItem &item) {
+    return !item.sloped && item.lo + item.q.count - 1 <= 0 && item.hi >= item.k.count;
+}
+
 /* A section's keys stay in L2 while its instances share them. Where there are many sections, small ones are better: then heavy
  * blocks, which mostly compute, run beside light ones, which mostly read and write. */
 static uint32_t section_of(const Job &job, const JobItem &item, uint32_t instances) {
-    if (!job.last_first) return 1;
+    if (!job.last_first || unmasked(item)) return 1;
     const int64_t bytes = (int64_t)item.k.count * job.head_dim * 4, group = item.extent[INDEX_GROUP];
     int64_t section = group * ra_max(1, (24 << 20) / ra_max(bytes, 1));
     if ((int64_t)instances * item.blocks > 4096) section = ra_min(section, ra_max(group, 64 / item.blocks));

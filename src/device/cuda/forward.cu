@@ -57,6 +57,7 @@ struct Way {
  * multiprocessors that idle while others compute the last tiles; in causal attention small tiles fill such gaps. */
 static double time_of(const ra_forward_step *step, const Variant &v, int processors) {
     double tiles = 0, keys = 0;
+    bool causal = false;
     for (int64_t i = 0; i < step->item_count; i++) {
         const ra_item *item = &step->items[i];
         if (item->q.count == 0 || item->k.count == 0) continue;
@@ -64,10 +65,10 @@ static double time_of(const ra_forward_step *step, const Variant &v, int process
         double count = next.blocks;
         for (int j = 0; j < INDEXES; j++) count *= next.extent[j];
         tiles += count;
+        causal = causal || (step->problem->right != RA_NO_LIMIT && !unmasked(next));
         keys += count * ((double)(ra_ceil_div(item->k.count, v.keys) * v.keys) + v.pace.pause);
     }
     if (tiles == 0) return 0;
-    const bool causal = step->problem->right != RA_NO_LIMIT;
     const double turns = causal ? fmax(tiles / processors, 1) + 0.5 : ceil(tiles / processors);
     return turns * keys / tiles * v.rows / v.pace.speed;
 }
@@ -209,7 +210,7 @@ static ra_status run_batch(const ra_forward_step *step, const Way &way, const De
         /* When causal the partial block comes first, where it has the fewest keys. What it lacks is a multiple of 64 rows: TMA
          * does not store a box that begins before the tensor and ends inside of it. */
         if (way.tma && job->last_first) next.lead = ((int32_t)next.blocks * way.variant->rows - next.q.count) / 64 * 64;
-        if (job->last_first) next.tail = tail_of(next, device.processors);
+        if (job->last_first && !unmasked(next)) next.tail = tail_of(next, device.processors);
         for (int j = 0; j < job->item_count && !step->single; j++)
             if (rows_touch(job->items[j], next)) next.after |= 1u << j;
         const bool apart = next.after && (!can_wait || job->tiles >> 28); /* warps are counted in 32 bits */

@@ -97,11 +97,6 @@ static uint32_t section_of(const JobItem &item, uint32_t walk, bool down, int pr
     return (uint32_t)ra_max(1, ra_min((int64_t)item.instances, ra_ceil_div(head_start * processors, walk)));
 }
 
-/* Does every query of the item attend to all of its keys? Such items of a causal step need no head start of sixteen. */
-static bool unmasked(const JobItem &queries) {
-    return !queries.sloped && queries.lo + queries.q.count - 1 <= 0 && queries.hi >= queries.k.count;
-}
-
 /* Rows that the kernel writes, as results or sums. */
 static bool fit(const ra_backward_step *step, const ra_tensor &t) {
     return step->single ? aligned(t, 2, 16) : aligned(t, 4, 8);
@@ -130,7 +125,7 @@ static bool append(const ra_backward_step *step, const Variant *variant, const r
     own->first_turn = *turns;
     if (!append_item(job, key_job_item(p, item, p->batch, variant->keys))) return false;
     JobItem *keys = &job->items[job->item_count - 1];
-    const bool down = back->down && !unmasked(queries);
+    const bool down = back->down && !unmasked(queries); /* if not, tiles need no head start of sixteen */
     keys->section = section_of(*keys, own->q_blocks * (uint32_t)back->group, down, device.processors);
     *turns += keys->instances * (uint32_t)back->group * own->q_blocks;
     return true;
