@@ -26,9 +26,11 @@ class Scripts(unittest.TestCase):
         return done.stdout
 
     def test_gradients_have_the_same_bits_every_time(self):
-        runs = 100 if DEVICE == "cuda" else 3
-        total = 6 * runs * (2 if DEVICE == "cuda" else 1)
-        self.assertIn(f"{total} runs, 0 differ", self.run_script("tests/gpu/same_bits.py", "--runs", runs))
+        runs, ways = (100, 2) if DEVICE == "cuda" else (3, 1)
+        text = self.run_script("tests/gpu/same_bits.py", "--runs", runs)
+        shapes = text.count(f" {runs} runs, 0 differ") // ways
+        self.assertGreaterEqual(shapes, 6)
+        self.assertIn(f"{shapes * ways * runs} runs, 0 differ", text)
 
     @unittest.skipUnless(MPI, "needs Open MPI's mpirun, and the module for it beside the library")
     def test_survivors_name_the_lost_rank_and_compute_on(self):
