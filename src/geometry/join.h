@@ -5,8 +5,8 @@
 
 #include "core/item.h"
 
-/* Joins items whose queries follow each other and meet the same keys, or the other way round. Returns how many items are left, at
- * the front of the list. The same pairs meet as before. */
+/* Joins items whose queries follow each other and meet the same keys, or the other way round. Returns how many items are left,
+ * at the front of the list. The same pairs meet as before. */
 int64_t ra_join_items(const ra_problem *problem, ra_item *items, int64_t count);
 
 #endif

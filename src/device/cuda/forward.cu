@@ -57,7 +57,6 @@ struct Way {
  * multiprocessors that idle while others compute the last tiles; in causal attention small tiles fill such gaps. */
 static double time_of(const ra_forward_step *step, const Variant &v, int processors) {
     double tiles = 0, keys = 0;
-    bool causal = false;
     for (int64_t i = 0; i < step->item_count; i++) {
         const ra_item *item = &step->items[i];
         if (item->q.count == 0 || item->k.count == 0) continue;
@@ -65,10 +64,10 @@ static double time_of(const ra_forward_step *step, const Variant &v, int process
         double count = next.blocks;
         for (int j = 0; j < INDEXES; j++) count *= next.extent[j];
         tiles += count;
-        causal = causal || (step->problem->right != RA_NO_LIMIT && !unmasked(next));
         keys += count * ((double)(ra_ceil_div(item->k.count, v.keys) * v.keys) + v.pace.pause);
     }
     if (tiles == 0) return 0;
+    const bool causal = step->problem->right != RA_NO_LIMIT;
     const double turns = causal ? fmax(tiles / processors, 1) + 0.5 : ceil(tiles / processors);
     return turns * keys / tiles * v.rows / v.pace.speed;
 }

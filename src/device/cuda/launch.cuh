@@ -58,8 +58,8 @@ JobItem job_item(const ra_problem *p, const ra_item *item, int64_t batch, int bl
 JobItem key_job_item(const ra_problem *p, const ra_item *item, int64_t batch, int block);
 bool append_item(Job *job, JobItem item);
 
-/* Does every query of the item attend to all of its keys, as far as the mask goes? In a causal ring most do. No block of such an
- * item is heavier than another. */
+/* Does every query of the item attend to all of its keys, as far as the mask goes? In a causal ring most items are so. No block
+ * of such an item is heavier than another. */
 bool unmasked(const JobItem &item);
 
 /* Might two items meet the same query row (state, sums of dq), or the same sums of dk and dv? Then they must not run side by
