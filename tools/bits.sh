@@ -10,9 +10,10 @@
 set -eu
 cd "$(dirname "$0")/.."
 [ $# = 1 ] || [ $# = 2 ] || { sed -n '2,9s/^# //p' "$0"; exit 2; }
-commit=$(git rev-parse --verify --quiet "$1^{commit}") || { echo "bits.sh: there is no commit $1"; exit 2; }
+. tools/two_builds.sh
+find_base "$1"
 processor=${2:-}
-options=(-DRA_TESTS=OFF ${CMAKE_ARGS:-})
+options=()
 compiler=${CC:-cc}
 emulator=()
 if [ -n "$processor" ]; then
@@ -27,21 +28,14 @@ if [ -n "$processor" ]; then
 fi
 build=${BUILD:-build${processor:+-bits/$processor}}
 build=$(mkdir -p "$build" && cd "$build" && pwd)
-base=$PWD/build-bits/$commit # kept for the next time
 suffix=${processor:+-$processor}
 
 # digests SOURCE BUILD TEXT: builds the library and writes what the grid gives
 digests() {
-    [ -e "$2/CMakeCache.txt" ] || cmake -S "$1" -B "$2" -G Ninja "${options[@]}" --log-level=WARNING
-    ninja -C "$2" libringattn.so | tail -1
-    "$compiler" -std=c17 -O2 -I"$1/include" tools/bits.c -o "$3.run" "$2/libringattn.so" -Wl,-rpath,"$2" -lpthread -lm
+    build_program "$1" "$2" "$3.run" tools/bits.c "${options[@]}"
     "${emulator[@]}" "$3.run" "${EVERY:-1}" >"$3"
 }
 
-if [ ! -d "$base/source" ]; then
-    mkdir -p "$base/source"
-    git archive "$commit" | tar -x -C "$base/source"
-fi
 digests "$base/source" "$base/build$suffix" "$base/base$suffix.txt"
 digests . "$build" "$base/head$suffix.txt"
 
