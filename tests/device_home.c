@@ -202,11 +202,11 @@ static void draw_case(test_case *c, test_rng *rng, int64_t n) {
     c->desc.dtype = (ra_dtype)rng_pick(rng, dtypes, 4);
     c->ranks = 2 + (int)rng_below(rng, MOST_RANKS - 1);
     c->transport = rng_chance(rng, 50) ? TEST_THREADS : TEST_CUSTOM;
-    c->desc.layout = RA_LAYOUT_CONTIGUOUS;
+    if (rng_chance(rng, 80)) c->desc.layout = RA_LAYOUT_CONTIGUOUS;
     c->desc.seq_k = c->ranks * (4 + rng_below(rng, 29));
     if (rng_chance(rng, 60)) c->desc.seq_q = c->desc.seq_k;
     c->desc.branches = 1 + rng_below(rng, 2);
-    c->desc.combine = RA_COMBINE_HEADS;
+    c->desc.combine = rng_chance(rng, 80) ? RA_COMBINE_HEADS : RA_COMBINE_MIX;
     c->desc.kv_heads = ra_max(c->desc.kv_heads, c->desc.branches);
     c->desc.heads = c->desc.kv_heads * (1 + rng_below(rng, 2));
     for (int64_t b = 0; b < c->desc.branches; b++) {
@@ -220,7 +220,7 @@ static void draw_case(test_case *c, test_rng *rng, int64_t n) {
     test_case_link(c);
 }
 
-/* All other modes: windows, key ranges, offsets, unequal lengths, dropout. */
+/* All other modes: windows, key ranges, offsets, unequal lengths, dropout, and what is never parted. */
 static void every_mode_matches_the_reference(void **state) {
     (void)state;
     test_rng rng = {test_seed(61)};
