@@ -95,6 +95,7 @@ static ra_status enqueue(call wanted, const ra_problem *p, const ra_item *items,
     c->problem.key_begin = copy_of(p->key_begin, p->batch, sizeof(int64_t));
     c->problem.key_end = copy_of(p->key_end, p->batch, sizeof(int64_t));
     c->items = copy_of(items, item_count, sizeof(ra_item));
+    for (int64_t i = 0; i < item_count; i++) c->problem.keys = ra_max(c->problem.keys, items[i].k.count); /* joined ones */
     c->used = used ? *used : (ra_used_rows){.modulus = 1};
     c->used.sets = copy_of(c->used.sets, c->used.count, sizeof(ra_used));
     stream_enqueue(stream, run_call, c);
