@@ -1,5 +1,6 @@
-/* Rings in which segments straddle shards: rows that meet everything at home are computed without a state, the others with one,
- * and each where it belongs. On the stand-in module; plans are given a kernel that notes what it is told. */
+/* What a ring tells a GPU's kernels. Where segments straddle shards, rows that meet everything at home are computed without a
+ * state and the others with one, each where it belongs; and runs of a zigzag rank are joined. On the stand-in module; plans are
+ * given a kernel that notes what it is told. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -10,12 +11,13 @@
 #include "plan/plan.h"
 #include "ringattn_cuda.h"
 
-enum { MOST_RANKS = 4, RANK_ROWS = 40, HEADS = 16 };
+enum { MOST_RANKS = 4, RANK_ROWS = 40, HEADS = 16, MOST_STEPS = 8 };
 
 /* How many items met a row of a rank in forward and in backward: queries in steps without a state and in the others, keys in
  * the former alone. */
 static int of_queries[MOST_RANKS][2][2][RANK_ROWS][HEADS], of_keys[MOST_RANKS][2][RANK_ROWS][HEADS];
 static bool parted[MOST_RANKS];
+static int64_t items_of_step[MOST_RANKS][2][MOST_STEPS], steps[MOST_RANKS][2];
 
 static const ra_kernel *real;
 
@@ -38,6 +40,7 @@ static void note_rows(const ra_item *item, bool queries, int64_t group, int m[RA
 
 static void note(const ra_problem *p, const ra_item *items, int64_t count, bool single, int pass) {
     const int rank = plan_of(p)->view.rank;
+    if (steps[rank][pass] < MOST_STEPS) items_of_step[rank][pass][steps[rank][pass]++] = count;
     for (const ra_item *item = items; item < items + count; item++) {
         note_rows(item, true, p->heads / p->kv_heads, of_queries[rank][pass][!single]);
         if (single) note_rows(item, false, 1, of_keys[rank][pass]);
@@ -84,6 +87,7 @@ static void forget(void) {
     memset(of_queries, 0, sizeof of_queries);
     memset(of_keys, 0, sizeof of_keys);
     memset(parted, 0, sizeof parted);
+    memset(steps, 0, sizeof steps);
 }
 
 /* Every row was met where it belongs, if the rank's pass is parted. */
@@ -195,6 +199,30 @@ static void rows_at_home_without_a_pair_have_zeros(void **state) {
     }
 }
 
+/* Both runs of a rank before its own keys are one triangle. Both meet the first keys of an earlier rank, as one item; the
+ * second run meets both runs of a later rank, which lie apart in a message. */
+static void the_runs_of_a_zigzag_rank_are_joined(void **state) {
+    (void)state;
+    for (int gather = 0; gather < 2; gather++) {
+        test_case c;
+        test_case_init(&c);
+        c.desc.device = RA_DEVICE_CUDA;
+        c.desc.dtype = RA_BF16;
+        c.desc.seq_q = c.desc.seq_k = 64;
+        c.desc.causal = true;
+        c.desc.layout = RA_LAYOUT_ZIGZAG;
+        c.desc.schedule = gather ? RA_SCHEDULE_GATHER : RA_SCHEDULE_RING;
+        c.ranks = 2;
+        holds(&c);
+        for (int rank = 0; rank < 2; rank++)
+            for (int pass = 0; pass < 2; pass++) {
+                assert_int_equal(steps[rank][pass], 2);
+                assert_int_equal(items_of_step[rank][pass][0], 1);
+                assert_int_equal(items_of_step[rank][pass][1], rank ? 1 : 2);
+            }
+    }
+}
+
 static void draw_case(test_case *c, test_rng *rng, int64_t n) {
     static const int64_t dtypes[] = {RA_F32, RA_BF16, RA_BF16, RA_F16};
     (void)n;
@@ -293,7 +321,8 @@ int main(void) {
         cmocka_unit_test(rows_at_home_have_the_bits_of_one_rank),
         cmocka_unit_test(rows_at_home_without_a_pair_have_zeros),
         cmocka_unit_test(rows_at_home_do_not_hold_back_the_first_message),
+        cmocka_unit_test(the_runs_of_a_zigzag_rank_are_joined),
         cmocka_unit_test(every_mode_matches_the_reference),
     };
-    return cmocka_run_group_tests_name("rows at home", tests, NULL, test_print_worst);
+    return cmocka_run_group_tests_name("items of stand-in GPUs", tests, NULL, test_print_worst);
 }

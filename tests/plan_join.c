@@ -82,7 +82,8 @@ static void the_same_pairs_meet(void **state) {
     assert_true(fewer > 1000);
 }
 
-/* Ranks of a causal zigzag ring: both runs meet the first keys of an earlier rank, the later run meets both of a later rank. */
+/* Ranks of a causal zigzag ring: both runs meet the first keys of an earlier rank, the later run meets both of a later rank
+ * (here as rows of one tensor). */
 static void the_runs_of_a_zigzag_rank_are_joined(void **state) {
     (void)state;
     ra_item earlier[] = {item_of(0, 16, 8, 0, 8), item_of(8, 40, 8, 0, 8)};
