@@ -82,7 +82,8 @@ static void the_same_pairs_meet(void **state) {
     assert_true(fewer > 1000);
 }
 
-/* Ranks of a causal zigzag ring: both runs meet the first keys of an earlier rank, the later run meets both of a later rank. */
+/* Ranks of a causal zigzag ring: both runs meet the first keys of an earlier rank, the later run meets both of a later rank
+ * (here as rows of one tensor). */
 static void the_runs_of_a_zigzag_rank_are_joined(void **state) {
     (void)state;
     ra_item earlier[] = {item_of(0, 16, 8, 0, 8), item_of(8, 40, 8, 0, 8)};
@@ -100,21 +101,116 @@ static void the_runs_of_a_zigzag_rank_are_joined(void **state) {
     assert_int_equal(later[0].k.count, 16);
 }
 
-/* Dropout draws by position, and heads or branches are different work. */
+/* Two runs of queries before the same keys, or behind the same queries two runs of keys. */
+static void pair_of(bool queries, ra_item items[2]) {
+    items[0] = queries ? item_of(0, 16, 8, 0, 8) : item_of(8, 40, 8, 8, 8);
+    items[1] = queries ? item_of(8, 40, 8, 0, 8) : item_of(8, 40, 8, 24, 8);
+    if (!queries) items[1].k.row = 8;
+}
+
+static int64_t joined(ra_problem p, const ra_item *a, const ra_item *b) {
+    ra_item items[] = {*a, *b};
+    return ra_join_items(&p, items, 2);
+}
+
+/* Either of the two may hold anything that the other does not. */
 static void what_differs_is_not_joined(void **state) {
     (void)state;
-    const ra_item pair[] = {item_of(0, 16, 8, 0, 8), item_of(8, 40, 8, 0, 8)};
-    for (int n = 0; n < 6; n++) {
-        ra_problem p = causal;
-        ra_item items[] = {pair[0], pair[1]};
-        if (n == 0) p.dropout = 0.5;
-        if (n == 1) items[1].branch = 1;
-        if (n == 2) items[1].heads.start = 1;
-        if (n == 3) items[1].q.row = 9;
-        if (n == 4) items[1].loop[1].repeat = 2;
-        if (n == 5) items[1].dk_view.data = &p;
-        assert_int_equal(ra_join_items(&p, items, 2), 2);
+    static char other;
+    for (int queries = 0; queries < 2; queries++)
+        for (int n = 0; n < 2; n++) {
+            ra_item x[2];
+            pair_of(queries, x);
+            assert_int_equal(joined(causal, &x[0], &x[1]), 1);
+            const ra_item kept = x[n];
+#define DIFFERS(field, value)                                                                                                  \
+    do {                                                                                                                       \
+        x[n].field = value;                                                                                                    \
+        assert_int_equal(joined(causal, &x[0], &x[1]), 2);                                                                     \
+        x[n] = kept;                                                                                                           \
+    } while (0)
+            DIFFERS(branch, 1);
+            DIFFERS(rate, 2);
+            DIFFERS(heads.start, 1);
+            DIFFERS(heads.step, 2);
+            DIFFERS(heads.count, 2);
+            DIFFERS(loop[0].repeat, 2);
+            DIFFERS(loop[1].repeat, 2);
+            DIFFERS(q.row, kept.q.row + 1);
+            DIFFERS(q.row_step, 2);
+            DIFFERS(q.pos_step, 2);
+            DIFFERS(k.row, kept.k.row + 1);
+            DIFFERS(k.row_step, 2);
+            DIFFERS(k.pos_step, 2);
+            DIFFERS(k_view.data, &other);
+            DIFFERS(k_view.batch, 1);
+            DIFFERS(k_view.row, 1);
+            DIFFERS(k_view.head, 1);
+            DIFFERS(v_view.data, &other);
+            DIFFERS(dk_view.data, &other);
+            DIFFERS(dv_view.data, &other);
+            DIFFERS(dk_result.data, &other);
+            DIFFERS(dv_result.data, &other);
+            if (queries) DIFFERS(k.count, 7);
+            if (queries) DIFFERS(k.pos, 1);
+            if (!queries) DIFFERS(q.count, 7);
+#undef DIFFERS
+        }
+}
+
+/* Dropout draws by position, and key ranges are positions, so that keys stay where they are. */
+static void what_goes_by_position_is_not_moved(void **state) {
+    (void)state;
+    const int64_t place = 10;
+    ra_problem drops = causal, begins = causal, ends = causal;
+    drops.dropout = 0.5, begins.key_begin = &place, ends.key_end = &place;
+    for (int queries = 0; queries < 2; queries++) {
+        ra_item x[2];
+        pair_of(queries, x);
+        assert_int_equal(joined(drops, &x[0], &x[1]), 2);
+        assert_int_equal(joined(begins, &x[0], &x[1]), queries ? 1 : 2);
+        assert_int_equal(joined(ends, &x[0], &x[1]), queries ? 1 : 2);
     }
+}
+
+/* The first of two runs of queries is moved where the second one cannot be; up to the last position that still sees all. */
+static void either_run_of_queries_may_be_moved(void **state) {
+    (void)state;
+    ra_problem window = causal;
+    window.left = 26; /* of the second run 32..39 the first three see key 8 */
+    for (int64_t first = 16; first <= 26; first++) { /* the first run sees all of 8..15 where it is, and as if at 24..31 */
+        ra_item items[] = {item_of(0, first, 8, 8, 8), item_of(8, 32, 8, 8, 8)};
+        assert_int_equal(ra_join_items(&window, items, 2), 1);
+        assert_int_equal(items[0].q.pos, 24);
+        assert_int_equal(items[0].q.count, 16);
+    }
+    window.left = 22; /* before the second one it does not: its last query 31 is 23 away */
+    const ra_item runs[] = {item_of(0, 16, 8, 8, 8), item_of(8, 32, 8, 8, 8)};
+    assert_int_equal(joined(window, &runs[0], &runs[1]), 2);
+    window.left = 23;
+    assert_int_equal(joined(window, &runs[0], &runs[1]), 1);
+    /* Nor may the second one move, unless its first query sees the last key: 30 sees 30. */
+    const ra_item diagonal = item_of(0, 23, 8, 23, 8), late = item_of(8, 30, 8, 23, 8), early = item_of(8, 29, 8, 23, 8);
+    assert_int_equal(joined(causal, &diagonal, &late), 1);
+    assert_int_equal(joined(causal, &diagonal, &early), 2);
+}
+
+/* Queries of the second item that the first has not would be lost. */
+static void keys_of_more_queries_are_not_joined(void **state) {
+    (void)state;
+    ra_item few = item_of(8, 40, 8, 8, 8), many = item_of(4, 36, 12, 24, 8);
+    many.k.row = 8;
+    assert_int_equal(joined(causal, &few, &many), 2);
+}
+
+static void what_comes_between_does_not_matter(void **state) {
+    (void)state;
+    ra_item items[KEEP];
+    pair_of(true, items);
+    items[KEEP - 1] = items[1];
+    for (int i = 1; i < KEEP - 1; i++) items[i] = item_of(100 * i, 16, 8, 0, 8);
+    assert_int_equal(ra_join_items(&causal, items, KEEP), KEEP - 1);
+    assert_int_equal(items[0].q.count, 16);
 }
 
 int main(void) {
@@ -122,6 +218,10 @@ int main(void) {
         cmocka_unit_test(the_same_pairs_meet),
         cmocka_unit_test(the_runs_of_a_zigzag_rank_are_joined),
         cmocka_unit_test(what_differs_is_not_joined),
+        cmocka_unit_test(what_goes_by_position_is_not_moved),
+        cmocka_unit_test(either_run_of_queries_may_be_moved),
+        cmocka_unit_test(keys_of_more_queries_are_not_joined),
+        cmocka_unit_test(what_comes_between_does_not_matter),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -54,7 +54,8 @@ typedef struct ra_problem {
     ra_dtype dtype;
     int64_t batch, heads, kv_heads, head_dim;
     int64_t rows_q; /* local query rows */
-    int64_t keys;   /* most keys of one iteration of an item's loops, which kernels make room for; 0: unknown */
+    int64_t keys;   /* most keys of one iteration of an item's loops, which CPU kernels make room for; 0: unknown. Items that
+                     * were joined for a GPU may have more */
     double scale;
     int64_t left, right;                /* window, causal folded in; RA_NO_LIMIT */
     const int64_t *key_begin, *key_end; /* [batch] or NULL */

@@ -133,20 +133,16 @@ static int64_t count_met(const ra_problem *p, const ra_item *items, int64_t coun
     return met;
 }
 
-bool ra_meet_all(const ra_pass_shape *shape, const ra_item *items, int64_t count, bool queries) {
-    const ra_used_rows *used = queries ? shape->used_q : shape->used_k;
-    return count_met(shape->problem, items, count, queries) == count_used(shape, used, queries);
+bool ra_meet_all(const ra_pass_shape *s, const ra_item *items, int64_t count, bool queries) {
+    const int64_t met = count_met(s->problem, items, count, queries),
+                  steps = s->parted ? count_used(s, queries ? s->used_q : s->used_k, queries) : 0;
+    return met + steps == count_used(s, queries ? s->all_q : s->all_k, queries);
 }
 
-/* Of a parted pass: do the items at home and the steps together meet every row that takes part in anything? */
-static bool meet_rest(const ra_pass_shape *s, const ra_item *items, int64_t count, bool queries) {
-    const ra_used_rows *steps = queries ? s->used_q : s->used_k, *all = queries ? s->all_q : s->all_k;
-    return count_met(s->problem, items, count, queries) + count_used(s, steps, queries) == count_used(s, all, queries);
-}
-
-/* Will the kernel write every used row of all gradients? */
+/* Will the kernel write every used row of all gradients? Where an item has no pair for a row it may leave that as it is. Of a
+ * parted pass the rows that steps meet are written from sums. */
 static bool writes_all(const ra_pass_shape *shape, const ra_item *items, int64_t count) {
-    bool whole = shape->single;
+    bool whole = shape->single || shape->parted;
     for (int64_t i = 0; i < count && whole; i++) whole = ra_item_whole(shape->problem, &items[i]);
     return whole && ra_meet_all(shape, items, count, true) && ra_meet_all(shape, items, count, false);
 }
@@ -154,8 +150,7 @@ static bool writes_all(const ra_pass_shape *shape, const ra_item *items, int64_t
 ra_status ra_backward_begin(ra_backward_pass *pass, const ra_item *items, int64_t count) {
     const ra_pass_shape *s = &pass->shape;
     const ra_problem *p = s->problem;
-    pass->step.zeroed =
-        s->parted ? !meet_rest(s, items, count, true) || !meet_rest(s, items, count, false) : !writes_all(s, items, count);
+    pass->step.zeroed = !writes_all(s, items, count);
     pass->rows = (ra_backward_rows){.problem = p,
                                     .single = s->single,
                                     .zeroed = pass->step.zeroed,

@@ -22,7 +22,8 @@ int64_t ra_travelling_bytes(const ra_problem *problem, bool backward);
 void ra_forward_lay(ra_forward_pass *pass);
 void ra_backward_lay(ra_backward_pass *pass);
 
-/* Do these items meet every used query (key)? In a single step no two of them meet the same. */
+/* Do these items meet every used query (key)? In a single step no two of them meet the same. In a parted pass they are those at
+ * home, and count with the rows that steps meet. */
 bool ra_meet_all(const ra_pass_shape *shape, const ra_item *items, int64_t count, bool queries);
 
 /* Backward, by the kernel's functions. */

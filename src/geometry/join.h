@@ -1,5 +1,6 @@
-/* Fewer and larger work items: where a rank's rows are two runs (zigzag), both often meet the same keys or are met by the same
- * queries, and a device that starts a kernel for each item computes both at once. */
+/* Fewer and larger work items: where a rank's rows are two runs (zigzag), both often meet the same keys, and the three items of
+ * a rank that meets itself are one triangle. A GPU computes one large item faster than small ones, which wait for each other
+ * where they meet the same rows. */
 #ifndef RA_GEOMETRY_JOIN_H
 #define RA_GEOMETRY_JOIN_H
 

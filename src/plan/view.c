@@ -99,7 +99,7 @@ ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_vi
         return ra_fail(RA_NOMEM, "no memory for the plan of rank %d", rank);
     view->parted = !view->single && home_alone(route, view) && find_shared(arena, route, rank, true, &view->shared_q) &&
                    find_shared(arena, route, rank, false, &view->shared_k);
-    return RA_OK;
+    return arena->failed ? ra_fail(RA_NOMEM, "no memory for the plan of rank %d", rank) : RA_OK;
 }
 
 ra_problem ra_problem_of(const ra_config *c, const ra_view *view) {

@@ -7,14 +7,30 @@
 #include "ring/lane.h"
 #include "ring/offload.h"
 
+/* What a parted pass has at home, before its first step: the step's messages leave first, and travel meanwhile. */
+static ra_status compute_home(ra_pass *pass) {
+    const ra_call *call = &pass->call;
+    const int64_t count = pass->home_items;
+    if (!pass->home_waits) return RA_OK;
+    pass->home_waits = false;
+    pass->home_items = 0;
+    return pass->forward ? call->device->forward_home(pass->forward, call->entry->items, count)
+                         : call->device->backward_home(pass->backward, call->entry->items, count);
+}
+
 ra_status ra_pass_compute(ra_pass *pass, bool last) {
     ra_call *call = &pass->call;
-    ra_item *items = call->entry->items;
-    if (call->device->joins) call->item_count = ra_join_items(&call->plan->problem, items, call->item_count);
+    const int64_t home = pass->home_items;
+    ra_item *items = call->entry->items + home;
+    int64_t count = call->item_count - home;
+    if (call->device->joins) count = ra_join_items(&call->plan->problem, items, count);
+    call->item_count = home + count;
     RA_TRY(ra_lane_depart(call));
     double start = ra_seconds();
-    ra_status status = pass->forward ? call->device->forward_step(pass->forward, items, call->item_count, last)
-                                     : call->device->backward_step(pass->backward, items, call->item_count);
+    ra_status status = compute_home(pass);
+    if (status == RA_OK)
+        status = pass->forward ? call->device->forward_step(pass->forward, items, count, last)
+                               : call->device->backward_step(pass->backward, items, count);
     ra_call_computed(call, start);
     return status;
 }
@@ -77,11 +93,9 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
     if (pass.travelling[0]) forward.travelling = ra_frame_payload(pass.travelling[0]);
     device->forward_lay(&forward);
     ra_items_local(&pass);
+    pass.home_waits = forward.shape.parted;
+    pass.home_items = pass.home_waits ? call->item_count : 0;
     ra_status status = device->forward_begin(&forward, call->entry->items, call->item_count);
-    if (status == RA_OK && forward.shape.parted) {
-        status = device->forward_home(&forward, call->entry->items, call->item_count);
-        call->item_count = 0;
-    }
     if (status == RA_OK) status = walk(&pass);
     if (status == RA_OK) status = device->forward_end(&forward);
     if (status == RA_OK) status = ra_lane_settle(call);
@@ -111,11 +125,9 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
     device->backward_lay(&backward);
     pass.home = (ra_item_views){args->k, args->v, backward.dk_sums, backward.dv_sums, args->dk, args->dv, backward.sums_size};
     ra_items_local(&pass);
+    pass.home_waits = backward.shape.parted;
+    pass.home_items = pass.home_waits ? call->item_count : 0;
     ra_status status = device->backward_begin(&backward, call->entry->items, call->item_count);
-    if (status == RA_OK && backward.shape.parted) {
-        status = device->backward_home(&backward, call->entry->items, call->item_count);
-        call->item_count = 0;
-    }
     if (status == RA_OK) status = walk(&pass);
     if (status == RA_OK) status = device->backward_end(&backward);
     if (status == RA_OK) status = ra_lane_settle(call);

@@ -16,6 +16,8 @@ typedef struct ra_pass {
     ra_forward_pass *forward;   /* this, */
     ra_backward_pass *backward; /* or that */
     ra_item_views home;         /* this rank's own */
+    bool home_waits;            /* a parted pass (ra_pass_shape) that has not computed its rows at home, */
+    int64_t home_items;         /* whose items are so many at the front of the first step's */
     char *kv[2];                /* frames of K and V. ring: of this hop, of the next; gather: in, out */
     char *grads[2], *grads_in;  /* frames of dK and dV: computed in this step, in the one before (ring); arriving */
     char *travelling[2];        /* replicated queries: frames of the state (dq), this rank's and a peer's */

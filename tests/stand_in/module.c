@@ -95,6 +95,7 @@ static ra_status enqueue(call wanted, const ra_problem *p, const ra_item *items,
     c->problem.key_begin = copy_of(p->key_begin, p->batch, sizeof(int64_t));
     c->problem.key_end = copy_of(p->key_end, p->batch, sizeof(int64_t));
     c->items = copy_of(items, item_count, sizeof(ra_item));
+    for (int64_t i = 0; i < item_count; i++) c->problem.keys = ra_max(c->problem.keys, items[i].k.count); /* joined ones */
     c->used = used ? *used : (ra_used_rows){.modulus = 1};
     c->used.sets = copy_of(c->used.sets, c->used.count, sizeof(ra_used));
     stream_enqueue(stream, run_call, c);
@@ -171,7 +172,23 @@ ra_status ra_cuda_backend_finish(const ra_forward_step *step, ra_cuda_error *err
 
 /* -------------------------------------------------------------------------------------------------------------- backward */
 
-/* The rows of a progression from sums [B, rows, heads, dim] to a result, for `heads` heads from `first` on in both. */
+/* Does query (key) a of an item meet a key (a query) in batch entry b? */
+static bool has_pair(const ra_problem *p, const ra_item *item, bool queries, int64_t i0, int64_t i1, int64_t a, int64_t b) {
+    const ra_item_loop *l = item->loop;
+    const int64_t q = item->q.pos + i0 * l[0].q_pos + i1 * l[1].q_pos, k = item->k.pos + i0 * l[0].k_pos + i1 * l[1].k_pos;
+    int64_t begin, end;
+    if (queries) {
+        ra_key_interval(p, b, q + a * item->q.pos_step, k, item->k.pos_step, item->k.count, &begin, &end);
+        return begin < ra_min(end, item->k.count);
+    }
+    const int64_t key = k + a * item->k.pos_step;
+    if ((p->key_begin && key < p->key_begin[b]) || (p->key_end && key >= p->key_end[b])) return false;
+    ra_mask_keys(p->right, p->left, key, key, q, item->q.pos_step, item->q.count, &begin, &end);
+    return begin < ra_min(end, item->q.count);
+}
+
+/* The rows of a progression from sums [B, rows, heads, dim] to a result, for `heads` heads from `first` on in both. Rows
+ * without a pair keep what they hold, as those that a GPU's kernels skip. */
 static void take_rows(const call *c, const ra_item *item, bool queries, ra_tensor sums, ra_tensor result, int64_t first,
                       int64_t heads) {
     const ra_item_rows *rows = queries ? &item->q : &item->k;
@@ -183,7 +200,7 @@ static void take_rows(const call *c, const ra_item *item, bool queries, ra_tenso
                                     i0 * (queries ? item->loop[0].q_row : item->loop[0].k_row) +
                                     i1 * (queries ? item->loop[1].q_row : item->loop[1].k_row);
                 for (int64_t b = 0; b < c->problem.batch; b++)
-                    for (int64_t h = first; h < first + heads; h++)
+                    for (int64_t h = first; h < first + heads && has_pair(&c->problem, item, queries, i0, i1, a, b); h++)
                         ra_convert((char *)result.data + (b * result.batch + row * result.row + h * result.head) * size,
                                    c->problem.dtype,
                                    (float *)sums.data + b * sums.batch + row * sums.row + h * sums.head, RA_F32, dim);
@@ -196,7 +213,7 @@ static int64_t key_rows(const ra_item *item) {
     return last + 1;
 }
 
-/* Sums of a single step's results, which the CPU's kernels want, are made here, and every row of an item is written. */
+/* Sums of a single step's results, which the CPU's kernels want, are made here, and every row that has a pair is written. */
 static void run_single(call *c, ra_backward_step *s) {
     const ra_problem *p = &c->problem;
     const int64_t group = p->heads / p->kv_heads;
