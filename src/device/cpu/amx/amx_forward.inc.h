@@ -556,8 +556,8 @@ static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_s
     return finite;
 }
 
-/* A strip is loaded before it walks over the first chunk, and stored behind the last: what it reads and writes is fetched during
- * the walk before. */
+/* A strip is loaded before it walks over the first chunk, and stored behind the last: so the rows of a state that it reads and
+ * writes are fetched during the walk before. */
 static void forward_tile(const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t end, void *scratch) {
     forward_space *f = scratch;
     const ra_problem *problem = slab->problem;
