@@ -4,9 +4,9 @@
  * Gives   BLOCK and tile_rows(), the sizes of a backward tile; put_row() for rows of dK and dV; and for dQ dq_kept, which
  *         dq_arrays() lays out, with add_queries() for each block of rows and give_sums() when a tile is given up.
  *
- * A worker that has all tiles of some rows to itself keeps the sums of dQ as AMX tiles: it begins with none, in a ring with those
- * of earlier steps, and turns them into rows once, with the last of the item's keys. Where several workers add to the same rows
- * they take turns (dq_queue.h). The sums are the same bits either way.
+ * A worker that has all tiles of some rows to itself keeps the sums of dQ as AMX tiles: it begins with none, in a ring with
+ * those of earlier steps, and turns them into rows once, with the last of the item's keys. Where several workers add to the
+ * same rows they take turns (dq_queue.h). The sums are the same bits either way.
  */
 #include "device/cpu/amx/amx.inc.h"
 #include "device/cpu/dq_queue.h"
