@@ -182,6 +182,7 @@ typedef struct case_options {
     bool causal;        /* and nothing else */
     bool few;           /* few query rows against many keys */
     bool single;        /* every case is */
+    bool steps;         /* no case is single */
     double scale;       /* times the usual one; 0 means 1 */
     bool zero_scale;
     bool two_types;          /* f32 and bf16 only */
@@ -495,7 +496,7 @@ static inline kernel_case *case_new(uint64_t seed, ra_dtype dtype, const case_op
     }
     if (o->dropout) p->dropout = rng_one_in(&r, 2) ? 0.1 : 0.5;
     p->seed = seed * 977;
-    c->single = rng_one_in(&r, 2) || o->single;
+    c->single = (rng_one_in(&r, 2) && !o->steps) || o->single;
     c->halves = ra_dtype_size(dtype) == 2 && seed / 3 % 2;
     c->item_count = c->single || one ? 1 : rng_int(&r, 1, 3);
     for (int n = 0; n < c->item_count; n++) random_item(&r, c, n, o);

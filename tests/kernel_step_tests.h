@@ -396,9 +396,13 @@ static void gradients_do_not_depend_on_who_sums_them(void **state) {
     case_options causal = all;
     all.forbid_limits = true;
     causal.causal = true, causal.q_step = keys / rows, causal.k_step = 1;
+    case_options later = causal; /* steps of a ring, which go on from sums */
+    later.single = false, later.steps = later.several = true;
+    later.rows = later.max_rows = 80, later.q_step = keys / 80;
     for (int poison = 0; poison < 2; poison++) {
         results_depend_on_workers_never(&all, 8300, 1, poison);
         results_depend_on_workers_never(&causal, 8400, 1, poison);
+        results_depend_on_workers_never(&later, 8500, 1, poison);
     }
 }
 

@@ -1,17 +1,9 @@
 /* The CPU as a device: what comes before the first step of a pass and after the last. */
 #include "device/cpu/device.h"
 
-#include <string.h>
-
 #include "device/cpu/messages.h"
 #include "device/rows.h"
 #include "device/state.h"
-
-static ra_status zero(const ra_queue *queue, void *memory, int64_t bytes) {
-    (void)queue;
-    memset(memory, 0, (size_t)bytes);
-    return RA_OK;
-}
 
 static const void *owner(const ra_queue *queue) {
     (void)queue;
@@ -55,7 +47,7 @@ const ra_device_ops ra_cpu_device = {
     .name = "CPU",
     .by_workers = true,
     .halves = true,
-    .zero = zero,
+    .zero = ra_cpu_zero,
     .owner = owner,
     .recording = recording,
     .forward_bytes = ra_forward_state_bytes,

@@ -1,10 +1,11 @@
 /* Ranks that are threads of one process, and `self`, which is the same with one rank.
  *
  * A hub is shared by its ranks. For each (receiver, sender) pair it keeps two queues: sends that wait for a receive, and
- * receives that wait for a send. Whoever posts the second half of a match copies, straight from the sender's buffer to the
- * receiver's, outside the lock:
+ * receives that wait for a send. When both halves of a match are posted, whichever rank first looks at its half copies,
+ * straight from the sender's buffer to the receiver's, outside the lock. So a rank that only waits copies for one that is late
+ * and has to compute.
  *
- *     waiting --match--> copying --memcpy done--> done        (lock taken for each arrow, not for the copy)
+ *     waiting --post--> matched --look--> copying --memcpy done--> done        (lock taken for each arrow, not for the copy)
  *        |
  *        +-- cancelled, or its peer is gone: the request ends
  *
@@ -23,10 +24,11 @@
 
 #define EAGER 1024
 
-typedef enum state { WAITING, COPYING, DONE } state;
+typedef enum state { WAITING, MATCHED, COPYING, DONE } state;
 
 typedef struct request {
     struct request *next;
+    struct request *match; /* of a matched one: the other half */
     int owner, peer;
     bool receiving;
     bool buffered; /* an eager send: the hub's own, nobody waits for it */
@@ -133,6 +135,25 @@ static void transfer(hub *h, request *receive, request *send) {
     else finish(h, send, RA_OK);
 }
 
+/* Copies a matched pair, of which r is one half. */
+static void transfer_match(hub *h, request *r) {
+    if (r->receiving) transfer(h, r, r->match);
+    else transfer(h, r->match, r);
+}
+
+/* Both halves are posted. Called and returns with the lock held. */
+static void pair_up(hub *h, request *receive, request *send) {
+    if (send->bytes <= EAGER) {
+        transfer(h, receive, send);
+        return;
+    }
+    receive->match = send;
+    send->match = receive;
+    receive->state = send->state = MATCHED;
+    pthread_cond_broadcast(&h->endpoints[receive->owner].changed);
+    pthread_cond_broadcast(&h->endpoints[send->owner].changed);
+}
+
 static ra_status check_peer(const endpoint *e, int peer) {
     if (peer >= 0 && peer < e->hub->ranks) return RA_OK;
     return ra_fail(RA_INTERNAL, "peer %d is not a rank of 0..%d", peer, e->hub->ranks - 1);
@@ -149,7 +170,7 @@ static ra_status post_recv(void *ctx, int peer, uint64_t tag, void *buf, size_t 
     request *send = find(sends, tag);
     if (send) {
         unlink_request(sends, send);
-        transfer(h, r, send);
+        pair_up(h, r, send);
     } else {
         append(queue_of(h, r), r);
     }
@@ -174,7 +195,7 @@ static ra_status post_send(void *ctx, int peer, uint64_t tag, const void *buf, s
     request *receive = find(receives, tag);
     if (receive) unlink_request(receives, receive);
     if (receive) {
-        transfer(h, receive, copy ? copy : r);
+        pair_up(h, receive, copy ? copy : r);
     } else if (copy && h->endpoints[peer].gone) {
         free_request(copy);
     } else {
@@ -196,6 +217,10 @@ static ra_status wait_request(void *ctx, void *request_, double seconds, int *do
     bool timed = false;
     struct timespec deadline = {0};
     while (r->state != DONE) {
+        if (r->state == MATCHED) {
+            transfer_match(h, r);
+            break;
+        }
         if (r->state == WAITING && (h->endpoints[r->peer].gone || e->gone)) {
             unlink_request(queue_of(h, r), r);
             r->state = DONE;
@@ -220,12 +245,13 @@ static ra_status wait_request(void *ctx, void *request_, double seconds, int *do
     return status;
 }
 
-/* Always able to give the buffer back: a copy under way ends by itself. */
+/* Always able to give the buffer back: a copy under way ends by itself, and one to come is made now. */
 static ra_status cancel(void *ctx, void *request_) {
     endpoint *e = ctx;
     request *r = request_;
     pthread_mutex_lock(&e->hub->mutex);
     if (r->state == WAITING) unlink_request(queue_of(e->hub, r), r);
+    else if (r->state == MATCHED) transfer_match(e->hub, r);
     else
         while (r->state != DONE) pthread_cond_wait(&e->changed, &e->hub->mutex);
     pthread_mutex_unlock(&e->hub->mutex);

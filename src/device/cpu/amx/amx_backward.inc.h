@@ -488,7 +488,8 @@ static void backward_tile(const ra_backward_step *step, const ra_slab *slab, int
         const int64_t block_end = t.block.end, elements = t.block.groups * SQUARE * width;
         const bool meets = t.block.from < t.block.to;
         f->dq = ra_dq_queue_next(&kept->queue);
-        if (step->single) ra_slab_ends(slab, row, block_end, keys, first / keys, &opens, &closes);
+        if (step->single || has_all_tiles(kept, slab))
+            ra_slab_ends(slab, row, block_end, keys, first / keys, &opens, &closes);
         switch (!meets ? -1 : UNROLL_STEPS ? t.depth : 0) {
         case -1: load_block(&t, block_end); break;
         case 2: walk_block_2(&t); break;
@@ -496,7 +497,7 @@ static void backward_tile(const ra_backward_step *step, const ra_slab *slab, int
         default: walk_block_any(&t);
         }
         if (!meets && !opens && !closes) continue;
-        if (!meets) memset(f->dq, 0, (size_t)elements * sizeof(float));
+        for (int64_t i = 0; !meets && i < elements; i++) f->dq[i] = step->single ? 0 : -0.0f; /* added, it changes no bit */
         finite &= all_finite(f->dq, elements);
         if (!finite) continue; /* and these rows are not passed before the end */
         add_queries(kept, step, slab, (ra_block){row, block_end, opens, closes}, (row - begin) / BLOCK);
@@ -518,6 +519,7 @@ static void backward_tile(const ra_backward_step *step, const ra_slab *slab, int
         float nowhere[2 * MAX_DIM] = {0}; /* sums, or halves of them */
         ra_backward_step other = *step;
         if (done) other.dq_acc = (ra_tensor){.data = nowhere}, other.dq = (ra_tensor){.data = nowhere + MAX_DIM};
+        opens = closes = false;
         if (step->single) ra_slab_ends(slab, row, block_end, keys, first / keys, &opens, &closes);
         if (opens && !done) ra_open_rows(step, slab, row, block_end);
         ra_scalar_backward_tile(&other, slab, row, block_end, first, last, f);

@@ -86,11 +86,15 @@ INLINE float *acc_at(const forward_space *f, int64_t r, int64_t column, int64_t 
 
 /* ---------------------------------------------------------------------------------------------------------- strips */
 
-/* The keys of the next chunk, prefetched while strips walk over this one. */
+/* What is prefetched while strips walk over a chunk: keys of the next one, and rows that are soon read, or written. These lie
+ * apart, and often no cache has them. */
 typedef struct ahead {
+    const ra_forward_step *step;
     const ra_slab *slab;
     const uint16_t *k, *v;    /* of the slab's key 0, if they are packed; NULL: they are fetched from where they lie */
     int64_t next, end, share; /* the next key to prefetch, the end, and how many per step */
+    int64_t row, last;        /* the next row of the slab, and the end */
+    bool load;                /* they are loaded: from q, too */
 } ahead;
 
 /* A strip on its way through the packed keys. */
@@ -238,7 +242,27 @@ static void shrink_rows(strip *t) {
     t->shrunk = false;
 }
 
-/* Every step prefetches some of the next chunk's keys, and its share of the next strip's acc. */
+INLINE void fetch_bytes(const void *from, int64_t bytes) {
+    for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch((const char *)from + i, 0, 2);
+}
+
+/* The state of row r, and if it is to be loaded the row of q. */
+static __attribute__((noinline)) void fetch_query(const ra_forward_step *step, const ra_slab *slab, int64_t r, bool load) {
+    const int64_t dim = slab->problem->head_dim;
+    if (load) fetch_row(&step->q, ra_slab_at(slab, &step->q, r), dim);
+    if (step->single) return;
+    const ra_sums acc = ra_sums_of_state(step, slab, r);
+    if (acc.whole) {
+        fetch_bytes(acc.whole, dim * (int64_t)sizeof(float));
+    } else {
+        fetch_bytes(acc.upper, dim * (int64_t)sizeof *acc.upper);
+        fetch_bytes(acc.lower, dim * (int64_t)sizeof *acc.lower);
+    }
+    __builtin_prefetch((const float *)step->m.data + ra_slab_at(slab, &step->m, r), 0, 2);
+    __builtin_prefetch((const float *)step->l.data + ra_slab_at(slab, &step->l, r), 0, 2);
+}
+
+/* Every step prefetches some of the next chunk's keys, some rows, and its share of the next strip's acc. */
 INLINE void fetch_ahead(strip *t, int64_t step, int64_t depth) {
     ahead *a = t->ahead;
     const int64_t end = ra_min(a->next + a->share, a->end), size = LIMBS * depth * SQUARE;
@@ -248,6 +272,8 @@ INLINE void fetch_ahead(strip *t, int64_t step, int64_t depth) {
         __builtin_prefetch(a->v + i, 0, 2);
     }
     a->next = end;
+    const int64_t last = ra_min(a->row + (t->steps < STRIP ? ra_ceil_div(STRIP, t->steps) : 1), a->last);
+    for (; a->row < last; a->row++) fetch_query(a->step, a->slab, a->row, a->load);
     const int64_t sums = STRIP * SQUARE * depth, share = ra_round_up(ra_ceil_div(sums, t->steps), 16);
     const float *next = t->f->acc + (t->row + STRIP) * SQUARE * depth;
     for (int64_t i = step * share; i < ra_min((step + 1) * share, sums); i += 16) __builtin_prefetch(next + i, 1, 2);
@@ -430,9 +456,9 @@ static void bring_chunk(packing *p, int64_t first, int64_t from, int64_t last, i
 }
 
 /* Keys [next, end) are those of the next chunk, and the tile has this many rows. */
-static ahead ahead_of(const packing *p, int64_t next, int64_t end, int64_t rows) {
+static ahead ahead_of(const ra_forward_step *step, const packing *p, int64_t next, int64_t end, int64_t rows) {
     const int64_t keys = panel_keys(padded(p->slab->problem->head_dim));
-    ahead a = {.slab = p->slab, .next = next, .end = end, .share = ra_ceil_div(STRIP * SQUARE, rows)};
+    ahead a = {.step = step, .slab = p->slab, .next = next, .end = end, .share = ra_ceil_div(STRIP * SQUARE, rows)};
     int64_t panel = next / keys;
     while (p->slot && panel * keys < end && ra_panel_packed(p->slot, p->slab, panel)) panel++;
     if (panel * keys >= end) a.k = p->k, a.v = p->v;
@@ -473,23 +499,24 @@ static void load_states(forward_space *f, const ra_forward_step *step, const ra_
         for (int64_t d = loaded >> n & 1 ? dim : 0; d < width; d++) acc_at(f, i + n, d / 16 * 16, width)[d % 16] = 0;
 }
 
-static void load_queries(forward_space *f, const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t end) {
-    const int64_t dim = slab->problem->head_dim, width = padded(dim), rows = end - begin, all = padded(rows);
+/* The strip that begins at row `row` of the tile [begin, end). */
+static void load_strip(forward_space *f, const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t end,
+                       int64_t row) {
+    const int64_t first = begin + row, rows = ra_min(STRIP, end - first);
     int64_t low, high;
-    const bool alike = ra_slab_alike(slab, begin, end, &low, &high);
-    for (int64_t i = 0; i < all; i++) {
+    const bool alike = ra_slab_alike(slab, first, first + rows, &low, &high);
+    for (int64_t i = row; i < row + STRIP; i++) {
         f->all_sums[i] = splat(0);
         f->l[i] = 0;
         f->base[i] = -INFINITY;
         f->begin[i] = low;
         f->end[i] = high;
         /* Rows that fill up the last strip meet what the last row meets; their results go nowhere. */
-        const int64_t r = begin + ra_min(i, rows - 1);
-        if (!alike) ra_slab_interval(slab, r, &f->begin[i], &f->end[i]);
+        if (!alike) ra_slab_interval(slab, ra_min(begin + i, end - 1), &f->begin[i], &f->end[i]);
     }
-    for (int64_t i = 0; i < all; i += STRIP) load_states(f, step, slab, begin, i, ra_min(STRIP, rows - i));
-    for (int64_t i = 0; i < all; i += SQUARE)
-        pack_rows(f->q + i * width * LIMBS, take_queries(f->rows, slab, &step->q, begin + i, end), width);
+    load_states(f, step, slab, begin, row, rows);
+    pack_rows(f->q + row * padded(slab->problem->head_dim) * LIMBS, take_queries(f->rows, slab, &step->q, first, end),
+              padded(slab->problem->head_dim));
 }
 
 /* Writes rows [row, row + rows) of the tile that begins at `begin`. False, and nothing written, if they are not finite, or have
@@ -529,29 +556,39 @@ static bool store_rows(forward_space *f, const ra_forward_step *step, const ra_s
     return finite;
 }
 
+/* A strip is loaded before it walks over the first chunk, and stored behind the last: so the rows of a state that it reads and
+ * writes are fetched during the walk before. */
 static void forward_tile(const ra_forward_step *step, const ra_slab *slab, int64_t begin, int64_t end, void *scratch) {
     forward_space *f = scratch;
     const ra_problem *problem = slab->problem;
     const int64_t rows = end - begin, width = padded(problem->head_dim), chunk = chunk_keys(problem);
     forward_arrays(problem, scratch, f);
-    load_queries(f, step, slab, begin, end);
+    for (int64_t r = begin; r < ra_min(begin + STRIP, end); r++) fetch_query(step, slab, r, true);
     int64_t low, high;
     ra_slab_hull(slab, begin, end, &low, &high);
+    if (low >= high) low = high = 0; /* no key, and one empty chunk */
     packing p = packing_of(f, step, slab, rows == ra_slab_rows(slab));
+    uint64_t bad = 0; /* strips, not tiles, are given up: which rows a tile holds depends on the number of workers */
     TILES_ON();
     /* Blocks begin at multiples of their length, whatever the tile: so a row's sums do not depend on the rows beside it. */
-    for (int64_t first = low / chunk * chunk; first < high; first += chunk) {
+    const int64_t start = low / chunk * chunk;
+    for (int64_t first = start; first == start || first < high; first += chunk) {
         const int64_t last = ra_min(first + chunk, high);
+        const bool opens = first == start, closes = last == high;
         bring_chunk(&p, first, ra_max(first, low / width * width), last, high);
-        ahead a = ahead_of(&p, last, ra_min(last + chunk, high), rows);
-        for (int64_t row = 0; row < rows; row += STRIP) forward_strip(f, problem, row, first, last, &a);
+        ahead a = ahead_of(step, &p, last, ra_min(last + chunk, high), rows);
+        for (int64_t row = 0; row < rows; row += STRIP) {
+            if (opens) load_strip(f, step, slab, begin, end, row);
+            a.load = opens; /* the next strip; or this one is to be stored */
+            a.row = begin + row + (opens ? STRIP : 0);
+            a.last = opens || closes ? ra_min(a.row + STRIP, end) : 0;
+            forward_strip(f, problem, row, first, last, &a);
+            if (closes && !store_rows(f, step, slab, begin, row, ra_min(STRIP, rows - row)))
+                bad |= UINT64_C(1) << row / STRIP;
+        }
     }
     TILES_OFF();
     if (p.slot) ra_slot_leave(p.slot);
-    /* Strips, not tiles, are given up: which rows a tile holds depends on the number of workers. */
-    uint64_t bad = 0;
-    for (int64_t row = 0; row < rows; row += STRIP)
-        if (!store_rows(f, step, slab, begin, row, ra_min(STRIP, rows - row))) bad |= UINT64_C(1) << row / STRIP;
     RESULTS_END();
     for (int64_t row = 0; bad && row < rows; row += STRIP)
         if (bad >> row / STRIP & 1)

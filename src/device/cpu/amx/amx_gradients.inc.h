@@ -4,9 +4,9 @@
  * Gives   BLOCK and tile_rows(), the sizes of a backward tile; put_row() for rows of dK and dV; and for dQ dq_kept, which
  *         dq_arrays() lays out, with add_queries() for each block of rows and give_sums() when a tile is given up.
  *
- * A worker that has all tiles of some rows to itself keeps the sums of dQ as AMX tiles, and turns them into rows once, with the
- * last of the keys. Where several workers add to the same rows they take turns (dq_queue.h). The sums are the same bits either
- * way.
+ * A worker that has all tiles of some rows to itself keeps the sums of dQ as AMX tiles: it begins with none, in a ring with
+ * those of earlier steps, and turns them into rows once, with the last of the item's keys. Where several workers add to the
+ * same rows they take turns (dq_queue.h). The sums are the same bits either way.
  */
 #include "device/cpu/amx/amx.inc.h"
 #include "device/cpu/dq_queue.h"
@@ -80,6 +80,24 @@ static void store_queries(const float *dq, float factor, const ra_backward_step 
     RESULTS_END();
 }
 
+/* The other way: C's tiles from the sums of rows. Rows beyond the end are zeros. */
+static void load_sums(float *dq, const ra_backward_step *step, const ra_slab *slab, int64_t begin, int64_t end) {
+    const int64_t dim = slab->problem->head_dim, width = padded(dim);
+    for (int64_t i = 0; i < end - begin; i += SQUARE) {
+        float turned[MAX_DIM / 16][2][SUMS]; /* as in store_queries */
+        const int64_t rows = ra_min(SQUARE, end - begin - i);
+        if (rows < SQUARE) memset(turned, 0, sizeof turned);
+        for (int64_t c = 0; c < rows; c++) {
+            float row[MAX_DIM] = {0};
+            ra_sums_load(row, ra_sums_of_query(step, slab, begin + i + c), dim);
+            for (int64_t d = 0; d < width / 16; d++) store(turned[d][c / 16] + c % 16 * 16, load(row + d * 16));
+        }
+        for (int64_t d = 0; d < width / 16; d++)
+            for (int64_t half = 0; half < 2; half++)
+                transpose(dq + i * width + d / 2 * 4 * SUMS + (half * 2 + d % 2) * SUMS, 16, turned[d][half], 16);
+    }
+}
+
 /* ----------------------------------------------------------------------------------------------------------- rooms */
 
 static void add_scaled(const ra_backward_step *step, const ra_slab *slab, ra_block block, const float *dq) {
@@ -107,19 +125,27 @@ static int64_t dq_arrays(const ra_problem *problem, int workers, char *base, dq_
 /* The sum of a block of a worker alone. */
 INLINE float *sum_at(const dq_kept *q, int64_t block) { return ra_dq_queue_at(&q->queue, 1 + block); }
 
+/* Does a worker have all tiles of the slab's rows? */
+INLINE bool has_all_tiles(const dq_kept *q, const ra_slab *slab) { return q->alone || !slab->turn; }
+
 static void add_alone(dq_kept *q, const ra_backward_step *step, const ra_slab *slab, ra_block rows, int64_t block) {
     const int64_t elements = padded(rows.end - rows.begin) * padded(slab->problem->head_dim);
     const uint32_t bit = UINT32_C(1) << block;
     const float scale = (float)slab->problem->scale, *dq = ra_dq_queue_next(&q->queue);
+    const bool begins = rows.opens && !rows.closes;
     float *sum = sum_at(q, block);
-    if (rows.opens && !rows.closes) q->sums |= bit;
+    if (begins) q->sums |= bit;
     if (!(q->sums & bit)) {
+        rows.opens = rows.opens && step->single;
+        rows.closes = rows.closes && step->single;
         store_queries(dq, scale, step, slab, rows);
         return;
     }
-    for (int64_t i = 0; i < elements; i += 16) store(sum + i, plus_sum(load(dq + i), scale, rows.opens, sum + i));
+    if (begins && !step->single) load_sums(sum, step, slab, rows.begin, rows.end);
+    for (int64_t i = 0; i < elements; i += 16)
+        store(sum + i, plus_sum(load(dq + i), scale, rows.opens && step->single, sum + i));
     if (!rows.closes) return;
-    store_queries(sum, 1, step, slab, (ra_block){rows.begin, rows.end, .opens = true, .closes = true});
+    store_queries(sum, 1, step, slab, (ra_block){rows.begin, rows.end, .opens = true, .closes = step->single});
     q->sums &= ~bit;
 }
 
@@ -134,6 +160,6 @@ static void give_sums(dq_kept *q, const ra_backward_step *step, const ra_slab *s
 
 /* Block `block` of a tile is computed. */
 static void add_queries(dq_kept *q, const ra_backward_step *step, const ra_slab *slab, ra_block rows, int64_t block) {
-    if (q->alone || !slab->turn) add_alone(q, step, slab, rows, block);
+    if (has_all_tiles(q, slab)) add_alone(q, step, slab, rows, block);
     else ra_dq_queue_add(&q->queue, step, slab, rows);
 }
