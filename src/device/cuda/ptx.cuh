@@ -23,6 +23,13 @@ template <typename I> __device__ __forceinline__ I afresh(I x) {
     return x;
 }
 
+/* x in a register from now on. What derives from threadIdx.x the assembler would make anew wherever it is needed, and reading
+ * that takes as long as a small product; it cannot repeat a shuffle, though. */
+__device__ __forceinline__ uint32_t keep(uint32_t x) {
+    asm volatile("shfl.sync.bfly.b32 %0, %0, 0, 31, 0xffffffff;" : "+r"(x));
+    return x;
+}
+
 /* ----------------------------------------------------------------------------------------------- between the blocks */
 
 __device__ __forceinline__ uint32_t load_acquire(const uint32_t *from) {
@@ -128,7 +135,7 @@ __device__ __forceinline__ void tma_store(bool mine, const CUtensorMap *map, con
 }
 
 /* Bytes (a multiple of 16) from shared to global memory, or added to what is there; the thread's stores so far, as one group;
- * waits for all of them, or until they have read what they store. */
+ * waits for all groups but the last Pending ones, or until all have read what they store. */
 __device__ __forceinline__ void bulk_store(void *global, const void *shared, uint32_t bytes) {
     asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(__cvta_generic_to_global(global)),
                  "r"(shared_address(shared)), "r"(bytes)
@@ -141,7 +148,9 @@ __device__ __forceinline__ void bulk_add(float *global, const void *shared, uint
                  : "memory");
 }
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
-__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
+template <int Pending> __device__ __forceinline__ void bulk_wait() {
+    asm volatile("cp.async.bulk.wait_group %0;" ::"n"(Pending) : "memory");
+}
 __device__ __forceinline__ void bulk_wait_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
 
 /* What this thread wrote to shared memory is there for TMA and wgmma, too. */
@@ -174,6 +183,13 @@ __device__ __forceinline__ void ldmatrix_4(uint32_t (&r)[4], const void *shared)
 
 __device__ __forceinline__ void stmatrix_4(uint32_t shared, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r0), "r"(r1), "r"(r2),
+                 "r"(r3)
+                 : "memory");
+}
+
+/* Rows of the matrices become columns. */
+__device__ __forceinline__ void stmatrix_4_trans(uint32_t shared, uint32_t r0, uint32_t r1, uint32_t r2, uint32_t r3) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r0), "r"(r1), "r"(r2),
                  "r"(r3)
                  : "memory");
 }

@@ -379,7 +379,7 @@ __device__ __forceinline__ void fill_holes(const Job &job, uint32_t warp, uint32
         }
         bulk_commit();
     }
-    bulk_wait();
+    bulk_wait<0>();
 }
 
 } // namespace ra

@@ -39,8 +39,8 @@ template <int R> __device__ __forceinline__ void wgmma_settle(uint32_t (&a)[R]) 
     for (int i = 0; i < R; i++) asm volatile("" : "+r"(a[i])::"memory");
 }
 
-/* ss: D = A*B + (keep ? D : 0), both K-major in shared memory. rs: D += A*B, A in registers, B MN-major in shared memory. tt:
- * as ss, both MN-major. Those called _begin overwrite D, and the compiler knows it: D takes no registers before. */
+/* ss: D = A*B + (keep ? D : 0), both K-major in shared memory. rs: D += A*B, A in registers, B MN-major in shared memory. st:
+ * as ss, B MN-major. Those called _begin overwrite D, and the compiler knows it: D takes no registers before. */
 template <typename T, int N> struct Wgmma;
 
 /* The accumulators as a list of placeholders and as a list of operands with constraint c, for N/2 = 32, 40, ... of them. */
@@ -90,12 +90,12 @@ template <typename T, int N> struct Wgmma;
 #define RA_O120(c, d) RA_O112(c, d), RA_F8(c, d, 112)
 #define RA_O128(c, d) RA_O120(c, d), RA_F8(c, d, 120)
 /* A .. E number the operands that follow the R accumulators. */
-#define RA_WGMMA_SHARED(METHOD, TRANSPOSE, CONSTRAINT, KEEP, N, R, NAME, A, B)                                                 \
+#define RA_WGMMA_SHARED(METHOD, TRANSPOSE_A, TRANSPOSE_B, CONSTRAINT, KEEP, N, R, NAME, A, B)                                  \
     static __device__ __forceinline__ void METHOD(float (&d)[N / 2], uint32_t a, uint32_t b) {                                 \
         asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\n.reg .b32 h;\nmov.b32 h, 0x40000040;\n"                               \
                      "mov.b64 a, {%" #A ", h};\nmov.b64 b, {%" #B ", h};\nsetp.ne.b32 p, " #KEEP ", 0;\n"                      \
                      "wgmma.mma_async.sync.aligned.m64n" #N "k16.f32." NAME "." NAME " {" RA_S##R                              \
-                     "}, a, b, p, 1, 1, " #TRANSPOSE ", " #TRANSPOSE ";\n}"                                                    \
+                     "}, a, b, p, 1, 1, " #TRANSPOSE_A ", " #TRANSPOSE_B ";\n}"                                                \
                      : RA_O##R(CONSTRAINT, d)                                                                                  \
                      : "r"(a), "r"(b)                                                                                          \
                      : "memory");                                                                                              \
@@ -130,10 +130,10 @@ template <typename T, int N> struct Wgmma;
                          : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b)                                                          \
                          : "memory");                                                                                          \
         }                                                                                                                      \
-        RA_WGMMA_SHARED(ss_begin, 0, "=", 0, N, R, NAME, A, B)                                                                 \
-        RA_WGMMA_SHARED(ss_more, 0, "+", 1, N, R, NAME, A, B)                                                                  \
-        RA_WGMMA_SHARED(tt_begin, 1, "=", 0, N, R, NAME, A, B)                                                                 \
-        RA_WGMMA_SHARED(tt_more, 1, "+", 1, N, R, NAME, A, B)                                                                  \
+        RA_WGMMA_SHARED(ss_begin, 0, 0, "=", 0, N, R, NAME, A, B)                                                              \
+        RA_WGMMA_SHARED(ss_more, 0, 0, "+", 1, N, R, NAME, A, B)                                                               \
+        RA_WGMMA_SHARED(st_begin, 0, 1, "=", 0, N, R, NAME, A, B)                                                              \
+        RA_WGMMA_SHARED(st_more, 0, 1, "+", 1, N, R, NAME, A, B)                                                               \
     };
 #define RA_WGMMA(N, R, A, B, C, D, E)                                                                                          \
     RA_WGMMA_TYPE(N, R, bf16, "bf16", A, B, C, D, E)                                                                           \

@@ -104,17 +104,19 @@ static ra_status run_general(const ra_backward_step *step, const BackwardWay &wa
     return status;
 }
 
-/* How many of the step's items, from `first` on, add to rows that no other of them adds to: all of a single step's do. */
+/* How many of the step's items, from `first` on, go into a launch: they add to rows that no other of them adds to, as all of a
+ * single step's do. */
 static int64_t apart(const ra_backward_step *step, int64_t first, const Variant *queries) {
+    if (step->single) return ra_min(step->item_count - first, (int64_t)JOB_ITEMS);
     int64_t end = first + 1;
-    for (; end < step->item_count && !step->single; end++)
+    for (; end < step->item_count; end++)
         for (int64_t i = first; i < end; i++) {
             const ra_item *a = &step->items[i], *b = &step->items[end];
             const JobItem rows = job_item(step->problem, a, 1, queries->rows);
             const JobItem next = job_item(step->problem, b, 1, queries->rows);
             if (end - first == JOB_ITEMS || keys_touch(*a, *b) || rows_touch(rows, next)) return end - first;
         }
-    return step->single ? step->item_count : end - first;
+    return end - first;
 }
 
 /* Hopper's kernel where it takes the items, the general ones otherwise. *name becomes that of the slowest that ran. */

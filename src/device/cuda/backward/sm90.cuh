@@ -11,7 +11,10 @@
  *     dS = P (dP - delta)                  while dV runs; to registers and to shared memory, for both warpgroups
  *     dQ(i-1) = dS(i-1)^T K                wgmma from shared memory; each warpgroup has half of it
  *     dK += dS Q(i)                        wgmma with dS in registers
- *     dQ(i-1) to memory                    while dK runs
+ *     dQ(i-1) to shared memory             while dK runs; handed over with dS of the next block, behind one fence
+ *
+ * Latencies count: a warpgroup waits for its own loads, fences and special registers as long as for its products. So it asks
+ * for each of them while a product runs (sm90_consumer.cuh).
  *
  * Beyond, a tile has 64 keys, and the two warpgroups share their work (sm90_wide_consumer.cuh).
  *
@@ -24,7 +27,7 @@
  * others add dQ (sm90_sums.cuh). The two warpgroups that compute are in sm90_consumer.cuh and sm90_wide_consumer.cuh.
  *
  *     shared memory, in panels of 64 columns:
- *     | k | v | q: STAGES | dout: DOUT_STAGES | dS: 2 | dQ: a part of each warpgroup | P, when wide | barriers, rows, tiles |
+ *     | k | v | q: STAGES | dout: DOUT_STAGES | dS: 2 | dQ: DQ_BUFFERS of each warpgroup | P, when wide | barriers, rows, tiles |
  */
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_CUH
 #define RA_DEVICE_CUDA_BACKWARD_SM90_CUH
@@ -71,7 +74,7 @@ template <typename T, class S>
 __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_constant__ BackTmaJob back) {
     extern __shared__ __align__(1024) unsigned char k[]; /* the swizzle is by address: tiles start at multiples of 1024 */
     unsigned char *v = k + S::KV_BYTES, *q = v + S::KV_BYTES, *dout = q + S::STAGES * S::Q_BYTES,
-                  *ds = dout + S::DOUT_STAGES * S::Q_BYTES, *dq = ds + 2 * S::DS_BYTES, *p = dq + 2 * S::DQ_BYTES;
+                  *ds = dout + S::DOUT_STAGES * S::Q_BYTES, *dq = ds + 2 * S::DS_BYTES, *p = dq + 2 * S::DQ_BUFFERS * S::DQ_BYTES;
     auto &bars = *reinterpret_cast<BackBarriers<S> *>(p + S::P_BYTES);
 
     if (threadIdx.x == 0) {
@@ -92,8 +95,10 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_cons
         for (int i = 0; i < 2; i++) {
             mbarrier_init(&bars.ds_full[i], S::WIDE ? group : warps); /* of those who compute dS */
             mbarrier_init(&bars.ds_empty[i], warps);
-            mbarrier_init(&bars.dq_full[i], group);
-            mbarrier_init(&bars.dq_empty[i], 1);
+            for (int j = 0; j < S::DQ_BUFFERS; j++) {
+                mbarrier_init(&bars.dq_full[i][j], group);
+                mbarrier_init(&bars.dq_empty[i][j], 1);
+            }
             mbarrier_init(&bars.work_full[i], LANES);
             mbarrier_init(&bars.work_empty[i], warps + 3 + LANES); /* and those who load, add and fetch */
         }
@@ -110,7 +115,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_cons
         const int warp = (int)threadIdx.x / 32;
         if (warp == 0) load_back_tiles<S>(back, k, v, q, dout, bars);
         else if (warp == 1) fetch_back_rows<S>(back, bars);
-        else if constexpr (!S::WIDE) add_back_sums<S>(back, warp - 2, dq + (warp - 2) * S::DQ_BYTES, bars);
+        else if constexpr (!S::WIDE) add_back_sums<S>(back, warp - 2, dq + (warp - 2) * S::DQ_BUFFERS * S::DQ_BYTES, bars);
         else add_back_parts<S>(back, warp - 2, dq + (warp - 2) * S::DQ_BYTES, bars);
     } else {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::CONSUMER_REGISTERS));

@@ -91,10 +91,12 @@ static void start(const ra_backward_step *step, int64_t blocks, const BackVarian
 }
 
 /* So many instances alternate that the tile before has a head start of three blocks of queries when the GPU is full. Where all
- * tiles begin with the same block more of them at once pay, as long as their sums stay in L2. */
+ * tiles begin with the same block more of them at once pay, but four tiles of an instance should run together: they share in L2
+ * what each would read from memory by itself where instances are too many to stay there. */
 static uint32_t section_of(const JobItem &item, uint32_t walk, bool down, int processors) {
-    const int64_t head_start = down ? 16 : 3;
-    return (uint32_t)ra_max(1, ra_min((int64_t)item.instances, ra_ceil_div(head_start * processors, walk)));
+    const int64_t wanted = ra_ceil_div((down ? 16 : 3) * (int64_t)processors, walk);
+    const int64_t most = down ? ra_min((int64_t)item.instances, (int64_t)processors / 4) : item.instances;
+    return (uint32_t)ra_max(1, ra_min(most, wanted));
 }
 
 /* Rows that the kernel writes, as results or sums. */

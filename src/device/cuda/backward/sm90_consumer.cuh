@@ -8,27 +8,33 @@ namespace ra {
 
 template <typename T, class S> struct BackConsumer : BackWarpgroup<T, S> {
     using Base = BackWarpgroup<T, S>;
-    using typename Base::KeySums, typename Base::Operand, typename Base::QuerySums, typename Base::Scores;
+    using typename Base::KeySums, typename Base::Operand, typename Base::QuerySums, typename Base::Scores, typename Base::Lse;
     using Base::back, Base::job, Base::memory, Base::bars, Base::turn;
     using Base::D, Base::QUERIES, Base::SPAN;
     using Base::wg, Base::warp, Base::lane, Base::at, Base::q_at, Base::dout_at, Base::release;
-    using Base::score, Base::multiply, Base::multiply_ds, Base::share, Base::add_queries;
+    using Base::score, Base::multiply, Base::multiply_ds, Base::store_ds, Base::hand_over;
+    using Base::await_room, Base::take_queries, Base::store_queries, Base::hand_over_queries;
     static constexpr int STAGES = S::STAGES;
     static constexpr bool HALVES = SPAN < QUERIES;
     static_assert(S::DOUT_STAGES == STAGES, "q and dout take turns alike");
 
     using Base::Base;
 
-    /* S = K Q^T and dP = V dO^T, query rows from `row` on. */
+    /* S = K Q^T of query rows from `row` on, and dP = V dO^T behind it; lse comes meanwhile. */
     __device__ __forceinline__ void score_queries(Scores &s, int row) const {
         if (row == 0) this->await_q();
         wgmma_fence();
         score(s, at(memory.k, 64 * 128), q_at(row));
     }
-    __device__ __forceinline__ void score_douts(Scores &dp, int row) const {
+    __device__ __forceinline__ void score_douts(Scores &dp, Lse &lse, int row) const {
+        if (row == 0) mbarrier_wait(&bars.rows_full[slot_of<STAGES>(turn)], parity_of<STAGES>(turn));
+        Base::load_lse(lse, stats_of(row));
         if (row == 0) this->await_dout();
         wgmma_fence();
         score(dp, at(memory.v, 64 * 128), dout_at(row));
+    }
+    __device__ __forceinline__ const float4 *stats_of(int row) const {
+        return &bars.stats[slot_of<STAGES>(turn)][(lane() & 3) + row / 2];
     }
     /* dS = P (dP - delta). */
     __device__ __forceinline__ static void differentiate(Operand &ds, const Scores &p, const Scores &dp, const float4 *stats) {
@@ -45,19 +51,16 @@ template <typename T, class S> struct BackConsumer : BackWarpgroup<T, S> {
         }
     }
     /* P, dV and dS of query rows from `row` on, whose S and dP are the last products under way. dV is under way afterwards. */
-    __device__ __forceinline__ void weigh(Scores &s, Scores &dp, Operand &ds, KeySums &dv, int row, bool begins,
+    __device__ __forceinline__ void weigh(Scores &s, Scores &dp, Operand &ds, KeySums &dv, const Lse &lse, int row, bool begins,
                                           bool last_of_tile) const {
-        const int stage = slot_of<STAGES>(turn);
-        if (row == 0) mbarrier_wait(&bars.rows_full[stage], parity_of<STAGES>(turn));
-        const float4 *stats = &bars.stats[stage][(lane() & 3) + row / 2];
         Operand p;
-        this->template soften<1>(s, p, stats, row);
+        this->template soften<1>(s, p, lse, row);
         multiply(dv, begins, p, dout_at(row, QUERIES * 128));
         wgmma_wait<1>();
         wgmma_settle(dp);
         if (last_of_tile && row + SPAN == QUERIES) release(&bars.v_empty);
-        differentiate(ds, s, dp, stats);
-        share(ds, row);
+        differentiate(ds, s, dp, stats_of(row));
+        store_ds(ds, row);
         wgmma_settle(ds);
     }
 
@@ -76,27 +79,34 @@ template <typename T, class S> struct BackConsumer : BackWarpgroup<T, S> {
         put_scaled<T, D, S::SINGLE>(to.dk.data, work.dk + key * dk_step, dk_step, dk, job.scale, valid, valid8, job.head_dim);
     }
 
-    /* Block number `turn` of query rows, at once or in halves; the first of a tile has no dQ to add yet. */
-    template <bool FIRST> __device__ __forceinline__ void step(KeySums &dk, KeySums &dv, bool last_of_tile) {
+    /* Block number `turn` of query rows, at once or in halves; the first of a tile has no dQ to add yet. `held`: the dQ that was
+     * stored at the end of the block before is still to be handed over. */
+    template <bool FIRST> __device__ __forceinline__ void step(KeySums &dk, KeySums &dv, bool last_of_tile, bool held) {
         const int stage = slot_of<STAGES>(turn);
         Scores s, dp;
+        Lse lse;
         Operand ds;
         QuerySums dq; /* of the block before */
         score_queries(s, 0);
-        score_douts(dp, 0);
-        weigh(s, dp, ds, dv, 0, FIRST, last_of_tile);
+        score_douts(dp, lse, 0);
+        weigh(s, dp, ds, dv, lse, 0, FIRST, last_of_tile);
         if constexpr (!FIRST) multiply_ds(dq, turn - 1);
         multiply(dk, FIRST, ds, q_at(0, QUERIES * 128));
         if constexpr (HALVES) score_queries(s, SPAN); /* runs while dQ leaves, as dK does */
+        else hand_over_block(held);
         if constexpr (!FIRST) {
+            const bool last = await_room(turn - 1);
             wgmma_wait<HALVES ? 2 : 1>();
             if constexpr (!HALVES) release(&bars.dout_empty[stage]); /* dV was issued before dQ */
-            add_queries(dq, turn - 1);
+            take_queries(dq, turn - 1);
+            store_queries(dq, turn - 1, last);
         }
         if constexpr (HALVES) {
-            score_douts(dp, SPAN);
-            weigh(s, dp, ds, dv, SPAN, false, last_of_tile);
+            score_douts(dp, lse, SPAN);
+            if constexpr (!FIRST) hand_over_queries(turn - 1);
+            weigh(s, dp, ds, dv, lse, SPAN, false, last_of_tile);
             multiply(dk, false, ds, q_at(SPAN, QUERIES * 128));
+            hand_over_block(false);
         }
         wgmma_wait<0>();
         wgmma_settle(dk);
@@ -105,13 +115,22 @@ template <typename T, class S> struct BackConsumer : BackWarpgroup<T, S> {
         release(&bars.q_empty[stage]);
         turn++;
     }
+    /* dS of this block, and dQ that is held: one fence serves both. */
+    __device__ __forceinline__ void hand_over_block(bool held) const {
+        hand_over(&bars.ds_full[turn & 1]);
+        if (held) this->release_queries(turn - 2);
+    }
     /* dQ of the tile's last block. */
-    __device__ __forceinline__ void end() const {
+    __device__ __forceinline__ void end(bool held) const {
         QuerySums dq;
+        if (held) hand_over_queries(turn - 2);
         multiply_ds(dq, turn - 1);
+        const bool last = await_room(turn - 1);
         wgmma_wait<0>();
         release(&bars.k_empty);
-        add_queries(dq, turn - 1);
+        take_queries(dq, turn - 1);
+        store_queries(dq, turn - 1, last);
+        hand_over_queries(turn - 1);
     }
 
     __device__ __forceinline__ void run() {
@@ -122,13 +141,18 @@ template <typename T, class S> struct BackConsumer : BackWarpgroup<T, S> {
             mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
             if (uniform(work.base.item) < 0) return;
             this->adopt(work, work.key + wg() * 64 + warp() * 16);
-            const int count = uniform(work.count * back.group);
+            /* Twice the blocks after this one, and 1 if dQ is held: one register. */
+            int left = uniform(work.count * back.group) * 2 - 2;
             mbarrier_wait(&bars.k_full, works & 1);
             mbarrier_wait(&bars.v_full, works & 1);
-            step<true>(dk, dv, count == 1);
+            step<true>(dk, dv, left == 0, false);
 #pragma unroll 1
-            for (int i = 1; i < count; i++) step<false>(dk, dv, i == count - 1);
-            end();
+            while (left > 1) {
+                const bool held = left & 1;
+                left = (left - 2) | (HALVES ? 0 : 1);
+                step<false>(dk, dv, left < 2, held);
+            }
+            end(left & 1);
             write_keys(dk, dv, work, bars.masked[works & 1]);
             __syncwarp();
             release(&bars.work_empty[works & 1]);

@@ -110,10 +110,9 @@ template <class S> __device__ __forceinline__ void fetch_back_rows(const BackTma
         const JobItem &item = job.items[work.item];
         if (lane == 0) bars.masked[works & 1] = false;
         each_query_block(back, tile, [&](int u, int t) {
-            const int stage = slot_of<S::STAGES>(turn);
-            mbarrier_wait(&bars.q_empty[stage], parity_of<S::STAGES>(turn) ^ 1);
-            const int first = t * S::QUERIES;
+            const int stage = slot_of<S::STAGES>(turn), first = t * S::QUERIES;
             bool blind = false; /* some row has no keys at all */
+            float4 stats[S::QUERIES / 64];
 #pragma unroll
             for (int i = 0; i < S::QUERIES / 64; i++) { /* rows 2 l and 2 l + 1 of each 64 */
                 const int a = first + i * 64 + lane * 2;
@@ -129,8 +128,11 @@ template <class S> __device__ __forceinline__ void fetch_back_rows(const BackTma
                     lse[j] = valid && x != -INFINITY ? x * -1.4426950408889634f : -INFINITY;
                     delta[j] = valid && x != -INFINITY ? y : 0.f;
                 }
-                bars.stats[stage][i * 32 + lane] = make_float4(lse[0], lse[1], delta[0], delta[1]);
+                stats[i] = make_float4(lse[0], lse[1], delta[0], delta[1]);
             }
+            mbarrier_wait(&bars.q_empty[stage], parity_of<S::STAGES>(turn) ^ 1); /* memory has answered meanwhile */
+#pragma unroll
+            for (int i = 0; i < S::QUERIES / 64; i++) bars.stats[stage][i * 32 + lane] = stats[i];
             blind = __any_sync(~0u, blind);
             if (lane == 0) {
                 BackRows &rows = bars.rows[turn % S::ROWS];

@@ -8,7 +8,7 @@ namespace ra {
 
 /* What all shapes have. dQ of a block of query rows is summed in parts of 64 x 64; a warpgroup makes one at a time. SINGLE: of
  * job.single. */
-template <int D_, int KEYS_, int QUERIES_, int DOUT_STAGES_, int REGISTERS, bool SINGLE_> struct AnyBackShape {
+template <int D_, int KEYS_, int QUERIES_, int DOUT_STAGES_, int DQ_BUFFERS_, int REGISTERS, bool SINGLE_> struct AnyBackShape {
     static constexpr bool SINGLE = SINGLE_;
     static constexpr int D = D_, KEYS = KEYS_, QUERIES = QUERIES_, STAGES = 2 /* of q */, DOUT_STAGES = DOUT_STAGES_;
     static constexpr int PANELS = (D + 63) / 64, THREADS = 384;
@@ -16,6 +16,7 @@ template <int D_, int KEYS_, int QUERIES_, int DOUT_STAGES_, int REGISTERS, bool
     static constexpr int Q_BYTES = PANELS * QUERIES * 128, KV_BYTES = PANELS * KEYS * 128;
     static constexpr int DS_PANEL = KEYS * 128, DS_BYTES = QUERIES / 64 * DS_PANEL;
     static constexpr int DQ_BYTES = 64 * 64 * 4; /* a part of dQ, f32 */
+    static constexpr int DQ_BUFFERS = DQ_BUFFERS_;   /* of each warpgroup */
     static constexpr int PARTS = PANELS * QUERIES / 64;
     static constexpr int CONSUMER_REGISTERS = REGISTERS, PRODUCER_REGISTERS = 504 - 2 * REGISTERS;
     /* Together no more than the launch has: setmaxnreg would wait for the rest for ever. */
@@ -24,27 +25,28 @@ template <int D_, int KEYS_, int QUERIES_, int DOUT_STAGES_, int REGISTERS, bool
 };
 
 /* D up to 128: each warpgroup has 64 of the keys, and one part of dQ. */
-template <int D, int QUERIES, bool SINGLE> struct BackShape : AnyBackShape<D, 128, QUERIES, 2, 224, SINGLE> {
-    using Any = AnyBackShape<D, 128, QUERIES, 2, 224, SINGLE>;
+template <int D, int QUERIES, bool SINGLE> struct BackShape : AnyBackShape<D, 128, QUERIES, 2, QUERIES == 64 ? 2 : 1, 224, SINGLE> {
+    using Any = AnyBackShape<D, 128, QUERIES, 2, QUERIES == 64 ? 2 : 1, 224, SINGLE>;
     static constexpr bool WIDE = false;
     static constexpr int P_BYTES = 0;
-    static constexpr int SHARED = 2 * Any::KV_BYTES + 4 * Any::Q_BYTES + 2 * Any::DS_BYTES + 2 * Any::DQ_BYTES;
+    static constexpr int SHARED = 2 * Any::KV_BYTES + 4 * Any::Q_BYTES + 2 * Any::DS_BYTES +
+                                  2 * Any::DQ_BUFFERS * Any::DQ_BYTES;
     /* The parts of dQ are halves of the columns, or of the rows. */
     static constexpr bool BY_COLUMNS = QUERIES == 64;
     static_assert(Any::PARTS == 2, "a part for each warpgroup");
     /* How many parts of a block a warpgroup makes, one after the other, and which they are. */
     static __host__ __device__ constexpr int pieces(int) { return 1; }
     template <typename I> static __host__ __device__ constexpr I part(I wg, int) { return wg; }
-    /* Blocks of query rows that are remembered. Block i + 4 is fetched when q of block i + 2 is done with; by then dQ of block
-     * i + 1 has found its buffer free, so that block i is added. */
-    static constexpr int ROWS = 4;
+    /* Blocks of query rows that are remembered. Block i + 5 is fetched when q of block i + 3 is done with; by then dQ of block
+     * i + 2 has found its buffer free, so that block i is added. */
+    static constexpr int ROWS = 5;
 };
 
 /* D up to 256: both warpgroups have the same 64 keys, one for P and dV, the other for dS and dK. The parts of dQ are its panels
  * of 64 columns: the last two are the second warpgroup's, which computes no exponentials. When D is 256 there is room for one
  * stage of dout, and consumers need registers more than the producer, which spills some that it uses once a tile. */
-template <int D, bool SINGLE> struct WideBackShape : AnyBackShape<D, 64, 64, D <= 192 ? 2 : 1, D <= 192 ? 224 : 232, SINGLE> {
-    using Any = AnyBackShape<D, 64, 64, D <= 192 ? 2 : 1, D <= 192 ? 224 : 232, SINGLE>;
+template <int D, bool SINGLE> struct WideBackShape : AnyBackShape<D, 64, 64, D <= 192 ? 2 : 1, 1, D <= 192 ? 224 : 232, SINGLE> {
+    using Any = AnyBackShape<D, 64, 64, D <= 192 ? 2 : 1, 1, D <= 192 ? 224 : 232, SINGLE>;
     static constexpr bool WIDE = true;
     static constexpr int P_BYTES = 64 * 64 * 4;
     static constexpr int SHARED = 2 * Any::KV_BYTES + (Any::STAGES + Any::DOUT_STAGES) * Any::Q_BYTES + 2 * Any::DS_BYTES +
@@ -79,7 +81,7 @@ template <class S> struct BackBarriers : BackHandover<S::WIDE> {
     uint64_t dout_full[S::DOUT_STAGES], dout_empty[S::DOUT_STAGES];
     uint64_t k_full, k_empty, v_full, v_empty;
     uint64_t ds_full[2], ds_empty[2];
-    uint64_t dq_full[2], dq_empty[2]; /* of each warpgroup */
+    uint64_t dq_full[2][S::DQ_BUFFERS], dq_empty[2][S::DQ_BUFFERS]; /* of each warpgroup */
     uint64_t work_full[2], work_empty[2];
     float4 stats[S::STAGES][S::QUERIES / 2]; /* of two rows: -lse in units of log2, twice, and delta, twice */
     int2 ranges[S::KEYS / 16][16]; /* query rows [x, y) that attend to each of a warp's keys, */

@@ -99,12 +99,41 @@ template <int R> __device__ __forceinline__ bool all_finite(const float (&o)[R])
 
 /* ----------------------------------------------------------------------------------------- the producer's warps that add */
 
-/* A warpgroup's part of dQ from shared memory to its sums, when it is this tile's turn. By a whole warp, of which one
- * thread adds. */
+/* A warpgroup's part of dQ of each block from shared memory to its sums, when it is this tile's turn. By a whole warp, of which
+ * one thread adds. What takes memory a while to answer is done while a part is being added: asking for the next turn, and, where
+ * the next part is there already, adding that. But before it waits for others, this warp tells what it has added. */
 template <class S>
 __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, const unsigned char *dq, BackBarriers<S> &bars) {
-    const int lane = threadIdx.x & 31;
-    uint32_t turn = 0; /* blocks of query rows */
+    uint32_t turn = 0;        /* blocks of query rows */
+    uint32_t *told = nullptr; /* the counter of the block before, if that is still being added, */
+    uint32_t tells = 0;       /* and what to tell */
+    bool clear = false;       /* it is known to be this tile's turn */
+    auto finish = [&](auto wait) {
+        if (!told) return;
+        wait();
+        mbarrier_arrive(&bars.dq_empty[wg][(turn - 1) % S::DQ_BUFFERS]);
+        fence_gpu();
+        store_relaxed(told, tells);
+        told = nullptr;
+    };
+    auto add = [&](const BackRows &rows, bool more) {
+        uint32_t *next = rows.turn + wg;
+        const uint32_t order = (uint32_t)rows.order;
+        float *sums = back.sums + (next - back.turns) * (S::DQ_BYTES / 4);
+        const unsigned char *from = dq + turn % S::DQ_BUFFERS * S::DQ_BYTES;
+        if (order > 0 && !clear && load_acquire(next) < order) {
+            finish(bulk_wait<0>);
+            await_turn(next, order);
+        }
+        if (order > 0) bulk_add(sums, from, S::DQ_BYTES);
+        else bulk_store(sums, from, S::DQ_BYTES);
+        bulk_commit();
+        finish(bulk_wait<1>);
+        told = next;
+        tells = order + 1;
+        const BackRows &after = bars.rows[(turn + 1) % S::ROWS];
+        clear = more && after.order > 0 && load_acquire(after.turn + wg) >= (uint32_t)after.order;
+    };
 #pragma unroll 1
     for (uint32_t works = 0;; works++) {
         const BackTile &work = bars.work[works & 1];
@@ -112,31 +141,26 @@ __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, co
         if (work.base.item < 0) return;
         const int count = work.count * back.group;
         __syncwarp();
-        if (lane == 0) mbarrier_arrive(&bars.work_empty[works & 1]);
+        if ((threadIdx.x & 31) == 0) {
+            mbarrier_arrive(&bars.work_empty[works & 1]);
 #pragma unroll 1
-        for (int i = 0; i < count; i++, turn++) {
-            mbarrier_wait(&bars.dq_full[wg], turn & 1);
-            if (lane == 0) {
+            for (int i = 0; i < count; i++, turn++) {
+                uint64_t *full = &bars.dq_full[wg][turn % S::DQ_BUFFERS];
+                const uint32_t parity = turn / S::DQ_BUFFERS & 1;
+                if (!mbarrier_test(full, parity)) finish(bulk_wait<0>);
+                mbarrier_wait(full, parity);
                 const BackRows &rows = bars.rows[turn % S::ROWS];
-                if (rows.last) { /* those who computed it make the result */
-                    mbarrier_arrive(&bars.dq_empty[wg]);
-                } else {
-                    uint32_t *told = rows.turn + wg;
-                    const uint32_t order = (uint32_t)rows.order;
-                    float *sums = back.sums + (told - back.turns) * (S::DQ_BYTES / 4);
-                    if (order > 0) await_turn(told, order);
-                    if (order > 0) bulk_add(sums, dq, S::DQ_BYTES);
-                    else bulk_store(sums, dq, S::DQ_BYTES);
-                    bulk_commit();
-                    bulk_wait_read();
-                    mbarrier_arrive(&bars.dq_empty[wg]);
-                    bulk_wait(); /* until the sums are there */
-                    fence_gpu();
-                    store_relaxed(told, order + 1);
+                if (!rows.last) {
+                    add(rows, i + 1 < count);
+                } else { /* those who computed it make the result */
+                    finish(bulk_wait<0>);
+                    clear = false;
+                    mbarrier_arrive(&bars.dq_empty[wg][turn % S::DQ_BUFFERS]);
                 }
             }
-            __syncwarp(); /* the others wait here, where they keep nobody from adding */
+            finish(bulk_wait<0>);
         }
+        __syncwarp(); /* the others wait here, where they keep nobody from adding */
     }
 }
 
@@ -169,8 +193,8 @@ __device__ __forceinline__ void add_back_parts(const BackTmaJob &back, int wg, c
         bulk_commit();
         tell();
         clear = order > 0 && piece + 1 < pieces && load_acquire(next + 1) >= order;
-        bulk_wait(); /* until the sums are there */
-        mbarrier_arrive(&bars.dq_empty[wg]);
+        bulk_wait<0>(); /* until the sums are there */
+        mbarrier_arrive(bars.dq_empty[wg]);
         told = next;
         tells = order + 1;
     };
@@ -185,10 +209,10 @@ __device__ __forceinline__ void add_back_parts(const BackTmaJob &back, int wg, c
             mbarrier_arrive(&bars.work_empty[works & 1]);
 #pragma unroll 1
             for (int i = 0; i < count; i++, turn++) {
-                if (!mbarrier_test(&bars.dq_full[wg], turn & 1)) tell();
-                mbarrier_wait(&bars.dq_full[wg], turn & 1);
+                if (!mbarrier_test(bars.dq_full[wg], turn & 1)) tell();
+                mbarrier_wait(bars.dq_full[wg], turn & 1);
                 const BackRows &rows = bars.rows[(turn >> (pieces - 1)) % S::ROWS];
-                if (rows.last) mbarrier_arrive(&bars.dq_empty[wg]); /* those who computed it make the result */
+                if (rows.last) mbarrier_arrive(bars.dq_empty[wg]); /* those who computed it make the result */
                 else add(rows, turn & (pieces - 1));
             }
             tell();

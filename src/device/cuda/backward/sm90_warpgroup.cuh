@@ -25,27 +25,30 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
     BackBarriers<S> &bars;
     float scale_log2;
     uint32_t turn = 0; /* blocks of query rows that are done */
+    uint32_t thread16; /* this thread's number in the block, times 16, as most addresses want it */
+    int group;         /* this warpgroup's number */
 
     __device__ __forceinline__ BackWarpgroup(const BackTmaJob &back_, const BackMemory &memory_, BackBarriers<S> &bars_)
-        : back(back_), job(back_.job), memory(memory_), bars(bars_), scale_log2(back_.job.scale_log2) {}
+        : back(back_), job(back_.job), memory(memory_), bars(bars_), scale_log2(back_.job.scale_log2),
+          thread16(keep(threadIdx.x * 16)), group(uniform((int)(threadIdx.x / 128)) - 1) {}
 
     /* ------------------------------------------------------------------------------------------------------- who and where */
 
     /* This warpgroup's number; uniform, so that descriptors lie in uniform registers. */
-    __device__ __forceinline__ static int wg() {
+    __device__ __forceinline__ int wg() const {
         if constexpr (WG >= 0) return WG;
-        else return uniform((int)(threadIdx.x / 128)) - 1;
+        else return group;
     }
-    __device__ __forceinline__ static int part(int piece) { return S::part(wg(), piece); } /* of dQ */
+    __device__ __forceinline__ int part(int piece) const { return S::part(wg(), piece); } /* of dQ */
     /* When wide, what derives from the thread's number would not fit into registers. */
-    __device__ __forceinline__ static uint32_t number() { return S::WIDE ? afresh(threadIdx.x) : threadIdx.x; }
-    __device__ __forceinline__ static int warp() { return (int)(number() / 32 & 3); }
-    __device__ __forceinline__ static int lane() { return (int)(number() & 31); }
-    __device__ __forceinline__ static int own() { return (int)(number() / 32) - 4; } /* this warp's number in the block */
+    __device__ __forceinline__ uint32_t number() const { return S::WIDE ? afresh(threadIdx.x) : afresh(thread16) / 16; }
+    __device__ __forceinline__ int warp() const { return (int)(number() / 32 & 3); }
+    __device__ __forceinline__ int lane() const { return (int)(number() & 31); }
+    __device__ __forceinline__ int own() const { return (int)(number() / 32) - 4; } /* this warp's number in the block */
 
     /* Descriptors and addresses of what lies in shared memory, computed anew where they are needed: there are no registers to
      * keep them in. */
-    __device__ __forceinline__ static uint32_t at(const unsigned char *memory, int wg_bytes = 0, int panel_bytes = 0) {
+    __device__ __forceinline__ uint32_t at(const unsigned char *memory, int wg_bytes = 0, int panel_bytes = 0) const {
         return wgmma_descriptor(memory, (uint32_t)panel_bytes) + (uint32_t)(wg() * wg_bytes >> 4);
     }
     /* Of this block's query rows from `row` on, in q or dout. */
@@ -61,13 +64,13 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
     }
     /* Where this thread stores its part. */
     __device__ __forceinline__ uint32_t ds_store() const {
-        const uint32_t thread = afresh(threadIdx.x);
-        return shared_address(memory.ds) + (S::WIDE ? 0 : (thread / 128 - 1) * (64 * 128)) +
-               (thread / 32 % 4 * 16 + thread % 16) * 128 + (thread / 16 % 2 ^ thread % 8) * 16;
+        const uint32_t thread = number();
+        return shared_address(memory.ds) + (S::WIDE ? 0 : (thread / 128 - 1) * (64 * 128)) + thread / 16 % 2 * 1024 +
+               thread % 8 * 128 + ((thread / 32 % 4 * 2 + thread / 8 % 2) ^ thread % 8) * 16;
     }
-    __device__ __forceinline__ uint32_t dq_store() const {
-        const uint32_t thread = afresh(threadIdx.x);
-        return shared_address(memory.dq) + (thread / 128 - 1) * S::DQ_BYTES + thread % 128 * 16;
+    __device__ __forceinline__ uint32_t dq_store(uint32_t buffer) const {
+        const uint32_t thread = number();
+        return shared_address(memory.dq) + ((thread / 128 - 1) * S::DQ_BUFFERS + buffer) * S::DQ_BYTES + thread % 128 * 16;
     }
     __device__ __forceinline__ static void release(uint64_t *bar) {
         if (LANES == 32 || elected()) mbarrier_arrive(bar);
@@ -107,9 +110,10 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
         const uint32_t keys = at(memory.k, S::BY_COLUMNS ? S::pieces(0) * KEYS * 128 : 0) + (piece * KEYS * 128 >> 4);
         mbarrier_wait(&bars.ds_full[n & 1], n / 2 & 1);
         wgmma_fence();
-        Wgmma<T, 64>::tt_begin(dq, rows, keys);
+        Wgmma<T, 64>::st_begin(dq, rows, keys);
 #pragma unroll
-        for (int i = 1; i < KEYS / 16; i++) Wgmma<T, 64>::tt_more(dq, rows + (i * 2048 >> 4), keys + (i * 2048 >> 4));
+        for (int i = 1; i < KEYS / 16; i++)
+            Wgmma<T, 64>::st_more(dq, rows + (i / 4 * (64 * 128) + i % 4 * 32 >> 4), keys + (i * 2048 >> 4));
         wgmma_commit();
     }
 
@@ -137,20 +141,23 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
                 if (e / 2 * 8 + (e & 1) < lo || e / 2 * 8 + (e & 1) >= hi) s[e / 2 * 4 + 2 * r + (e & 1)] = 0.f;
         }
     }
+    /* -lse of 16 query rows, two after two. */
+    using Lse = float2[SPAN / 8];
+    __device__ __forceinline__ static void load_lse(Lse &lse, const float4 *stats) {
+#pragma unroll
+        for (int g = 0; g < SPAN / 8; g++) lse[g] = *reinterpret_cast<const float2 *>(stats + g * 4);
+    }
     /* P = exp(S - lse), in s and in p, of query rows from `row` on; PENDING products were begun after S. */
-    template <int PENDING>
-    __device__ __forceinline__ void soften(Scores &s, Operand &p, const float4 *stats, int row) const {
+    template <int PENDING> __device__ __forceinline__ void soften(Scores &s, Operand &p, const Lse &lse, int row) const {
         const int first = bars.rows[turn % S::ROWS].first + row;
         const int2 all = bars.all[own()];
         const bool masked = first < all.x || first + SPAN > all.y;
         wgmma_wait<PENDING>();
         wgmma_settle(s);
 #pragma unroll
-        for (int g = 0; g < SPAN / 8; g++) {
-            const float2 lse = *reinterpret_cast<const float2 *>(stats + g * 4);
+        for (int g = 0; g < SPAN / 8; g++)
 #pragma unroll
-            for (int e = 0; e < 4; e++) s[4 * g + e] = exp2_fast(fmaf(s[4 * g + e], scale_log2, e & 1 ? lse.y : lse.x));
-        }
+            for (int e = 0; e < 4; e++) s[4 * g + e] = exp2_fast(fmaf(s[4 * g + e], scale_log2, e & 1 ? lse[g].y : lse[g].x));
         if (masked) mask(s, first);
 #pragma unroll
         for (int i = 0; i < SPAN / 4; i++) {
@@ -158,17 +165,20 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
             asm volatile("" : "+r"(p[i])::"memory");
         }
     }
-    /* dS to shared memory, for both warpgroups. */
-    __device__ __forceinline__ void share(const Operand &ds, int row) const {
+    /* dS to shared memory. */
+    __device__ __forceinline__ void store_ds(const Operand &ds, int row) const {
         if (row == 0) mbarrier_wait(&bars.ds_empty[turn & 1], (turn / 2 & 1) ^ 1);
         const uint32_t to = ds_store() + (turn & 1) * S::DS_BYTES + row / 64 * S::DS_PANEL;
 #pragma unroll
         for (int g = 0; g < SPAN / 16; g++)
-            stmatrix_4((to ^ (g * 2 % 8 << 4)) + g / 4 * S::DS_PANEL, ds[4 * g], ds[4 * g + 1], ds[4 * g + 2], ds[4 * g + 3]);
-        if (row + SPAN < QUERIES) return;
+            stmatrix_4_trans(to + g * 2048, ds[4 * g], ds[4 * g + 1], ds[4 * g + 2], ds[4 * g + 3]);
+    }
+    /* What has been stored is there for the other warpgroup, or for the warp that adds. Fences wait until it is; so products that
+     * do not depend on it are issued in between. */
+    __device__ __forceinline__ void hand_over(uint64_t *full) const {
         fence_async_shared();
         __syncwarp();
-        release(&bars.ds_full[turn & 1]);
+        release(full);
     }
 
     /* -------------------------------------------------------------------------------------------------------------- results */
@@ -198,24 +208,42 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
         put_scaled<T, 64, S::SINGLE>(back.dq.data, rows.dq + row * rows.dq_step + column, rows.dq_step, dq, job.scale, valid,
                                      valid8, job.head_dim - column);
     }
-    /* A part of dQ of block number n is there. Hands it to those who add it, or, where nobody adds later, makes the result of
-     * it. */
-    __device__ __forceinline__ void add_queries(QuerySums &dq, uint32_t n, int piece = 0) const {
-        const int pieces = S::pieces(wg());
+    /* Which of this warpgroup's parts of dQ is that of block number n, counted from the start. */
+    __device__ __forceinline__ uint32_t part_number(uint32_t n, int piece) const { return n * S::pieces(wg()) + piece; }
+    /* Waits until there is room for it, and says whether nobody adds to it later. */
+    __device__ __forceinline__ bool await_room(uint32_t n, int piece = 0) const {
+        const bool last = uniform(bars.rows[n % S::ROWS].last);
+        const uint32_t number = part_number(n, piece);
+        mbarrier_wait(&bars.dq_empty[wg()][number % S::DQ_BUFFERS], (number / S::DQ_BUFFERS & 1) ^ 1);
+        return last;
+    }
+    /* It is there, and dS that it was made of has been read. */
+    __device__ __forceinline__ void take_queries(QuerySums &dq, uint32_t n, int piece = 0) const {
         wgmma_settle(dq);
-        if (piece == pieces - 1) release(&bars.ds_empty[n & 1]);
-        const BackRows &rows = bars.rows[n % S::ROWS];
-        const bool last = uniform(rows.last);
-        mbarrier_wait(&bars.dq_empty[wg()], (n * pieces + piece & 1) ^ 1);
-        if (!last) {
-            const uint32_t to = dq_store();
-#pragma unroll
-            for (int j = 0; j < 8; j++) store_shared(to + j * 2048, &dq[4 * j]);
-            fence_async_shared();
+        if (piece == S::pieces(wg()) - 1) release(&bars.ds_empty[n & 1]);
+    }
+    /* Stores it for those who add; where nobody adds later, makes the result of it. */
+    __device__ __forceinline__ void store_queries(QuerySums &dq, uint32_t n, bool last, int piece = 0) const {
+        if (last) {
+            finish_queries(dq, bars.rows[n % S::ROWS], piece);
+            return;
         }
-        __syncwarp();
-        release(&bars.dq_full[wg()]);
-        if (last) finish_queries(dq, rows, piece);
+        const uint32_t to = dq_store(part_number(n, piece) % S::DQ_BUFFERS);
+#pragma unroll
+        for (int j = 0; j < 8; j++) store_shared(to + j * 2048, &dq[4 * j]);
+    }
+    __device__ __forceinline__ void hand_over_queries(uint32_t n, int piece = 0) const {
+        hand_over(&bars.dq_full[wg()][part_number(n, piece) % S::DQ_BUFFERS]);
+    }
+    /* The same behind a fence. */
+    __device__ __forceinline__ void release_queries(uint32_t n) const {
+        release(&bars.dq_full[wg()][part_number(n, 0) % S::DQ_BUFFERS]);
+    }
+    /* All of it, at once. */
+    __device__ __forceinline__ void add_queries(QuerySums &dq, uint32_t n, int piece = 0) const {
+        take_queries(dq, n, piece);
+        store_queries(dq, n, await_room(n, piece), piece);
+        hand_over_queries(n, piece);
     }
     /* This warp leaves its sums of the tile undone. */
     __device__ __forceinline__ void doubt_keys(const BackTile &work) const {

@@ -25,7 +25,7 @@ template <typename T, class S, int WG> struct WideConsumer : BackWarpgroup<T, S,
     using Base::back, Base::job, Base::memory, Base::bars, Base::turn;
     using Base::D, Base::KEYS, Base::QUERIES, Base::SPAN;
     using Base::warp, Base::lane, Base::at, Base::q_at, Base::dout_at, Base::release;
-    using Base::score, Base::multiply, Base::multiply_ds, Base::share, Base::add_queries;
+    using Base::score, Base::multiply, Base::multiply_ds, Base::store_ds, Base::hand_over, Base::add_queries;
     static constexpr bool WEIGHS = WG == 0; /* S, P and dV; the other: dP, dS and dK */
     static constexpr int PIECES = S::pieces(WG);
     static_assert(SPAN == QUERIES && KEYS == 64, "a block is scored at once");
@@ -50,7 +50,10 @@ template <typename T, class S, int WG> struct WideConsumer : BackWarpgroup<T, S,
     __device__ __forceinline__ void weigh(Scores &s, Operand &p) const {
         const int stage = slot_of<S::STAGES>(turn);
         mbarrier_wait(&bars.rows_full[stage], parity_of<S::STAGES>(turn));
-        this->template soften<0>(s, p, &bars.stats[stage][lane() & 3], 0);
+        typename Base::Lse lse;
+        wgmma_wait<0>(); /* there are no registers for lse before */
+        Base::load_lse(lse, &bars.stats[stage][lane() & 3]);
+        this->template soften<0>(s, p, lse, 0);
         mbarrier_wait(&bars.p_empty, (turn & 1) ^ 1);
         const uint32_t to = p_at();
 #pragma unroll
@@ -78,7 +81,8 @@ template <typename T, class S, int WG> struct WideConsumer : BackWarpgroup<T, S,
             ds[2 * g] = pack<T>(p[0] * (dp[4 * g] - delta.x), p[1] * (dp[4 * g + 1] - delta.y));
             ds[2 * g + 1] = pack<T>(p[2] * (dp[4 * g + 2] - delta.x), p[3] * (dp[4 * g + 3] - delta.y));
         }
-        share(ds, 0);
+        store_ds(ds, 0);
+        hand_over(&bars.ds_full[turn & 1]);
         release(&bars.p_empty);
     }
 
