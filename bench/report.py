@@ -6,7 +6,8 @@
 
 The pages in bench/results:
 
-    bench/report.py bench/results/h200.json bench/results/h200-backward.json bench/results/h200-few.json -o bench/results/h200.md
+    bench/report.py bench/results/h200.json bench/results/h200-backward.json bench/results/h200-few.json \
+        bench/results/h200-dims.json bench/results/h200-layer.json -o bench/results/h200.md
     bench/report.py bench/results/h200-rings*.json -o bench/results/h200-rings.md
     bench/report.py bench/results/cpu.json -o bench/results/cpu.md
     bench/report.py bench/results/neoverse-n1.json -o bench/results/neoverse-n1.md
