@@ -123,7 +123,7 @@ class Backward:
                     yield f"D={d} h={HEADS} n={n}{' causal' if causal else ''}", n, d, causal, inputs, dout
 
     def add_through_autograd(self, group, case, flops, ways):
-        """Ways return gradients. Ours come first; a way whose gradients are others is left out, as long as some agree with ours."""
+        """Ways return gradients, ours first. One whose gradients are others is left out, as long as another agrees with ours."""
         right, runs, others = None, {}, []
         for name, way in ways.items():
             try:

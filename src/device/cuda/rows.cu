@@ -20,6 +20,7 @@ struct UsedSets {
 /* Which rows a kernel walks; its parameter is one of the structs below. */
 struct RowsCall {
     int rows, heads, batch, dim;
+    int chunk; /* heads of a row that a warp takes one after the other: to find where a row lies takes longer than to move it */
     UsedSets used;
 };
 struct StateCall : RowsCall {
@@ -27,11 +28,12 @@ struct StateCall : RowsCall {
 };
 struct ZeroCall : RowsCall {
     ra_tensor tensor;
-    bool gaps;
+    bool gaps, vectors;
     float value = 0.f; /* written instead of zero */
 };
 struct DeltaCall : RowsCall {
     ra_tensor dout, out, dlse, delta;
+    bool vectors;
 };
 struct ConvertCall : RowsCall {
     ra_tensor to, from;
@@ -42,21 +44,39 @@ __device__ __forceinline__ bool within(int x, int start, int step, int count) {
     return d >= 0 && d <= (count - 1) * step && d % step == 0;
 }
 
-__device__ __forceinline__ bool is_used(const UsedSets &used, int row, int head) {
-    bool found = used.count == 0;
-    for (int i = 0; i < used.count && !found; i++) {
-        const auto &set = used.sets[i];
-        found = within(row, set.row, set.row_step, set.rows) && within(head, set.head, set.head_step, set.heads);
-    }
+/* The sets whose rows a row is one of, as bits; and whether one of them has a head. */
+__device__ __forceinline__ uint32_t sets_of_row(const UsedSets &used, int row) {
+    uint32_t found = 0;
+    for (int i = 0; i < used.count; i++)
+        if (within(row, used.sets[i].row, used.sets[i].row_step, used.sets[i].rows)) found |= 1u << i;
     return found;
 }
-
-/* A warp a row, in memory order: heads, then rows. */
-template <typename F> __device__ __forceinline__ void each_row(const RowsCall &call, F body) {
-    const int64_t count = (int64_t)call.rows * call.heads * call.batch;
-    for (int64_t i = blockIdx.x * (int64_t)blockDim.y + threadIdx.y; i < count; i += (int64_t)gridDim.x * blockDim.y)
-        body((int)(i / call.heads / call.rows), (int)(i / call.heads % call.rows), (int)(i % call.heads));
+__device__ __forceinline__ bool is_used(const UsedSets &used, uint32_t sets, int head) {
+    for (; sets; sets &= sets - 1) {
+        const auto &set = used.sets[__ffs((int)sets) - 1];
+        if (within(head, set.head, set.head_step, set.heads)) return true;
+    }
+    return used.count == 0;
 }
+
+/* Calls body(batch entry, row, head, whether it is used) for a warp's rows, in memory order: heads, then rows. */
+template <typename F> __device__ __forceinline__ void each_row(const RowsCall &call, F body) {
+    const int chunks = (call.heads + call.chunk - 1) / call.chunk;
+    const int64_t count = (int64_t)call.rows * call.batch * chunks;
+    for (int64_t i = blockIdx.x * (int64_t)blockDim.y + threadIdx.y; i < count; i += (int64_t)gridDim.x * blockDim.y) {
+        const int64_t at = chunks == 1 ? i : i / chunks;
+        const int b = call.batch == 1 ? 0 : (int)(at / call.rows), row = (int)(at - (int64_t)b * call.rows);
+        const int first = (int)(i - at * chunks) * call.chunk, end = min(first + call.chunk, call.heads);
+        const uint32_t sets = sets_of_row(call.used, row);
+        for (int head = first; head < end; head++) body(b, row, head, is_used(call.used, sets, head));
+    }
+}
+
+/* 16 bytes of a row. */
+template <typename T> struct alignas(16) Vector {
+    static constexpr int COUNT = 16 / (int)sizeof(T);
+    T x[COUNT];
+};
 
 template <typename T> __device__ __forceinline__ void write_no_keys(const StateCall &call, int b, int row, int head) {
     T *out = row_pointer<T>(call.out, b, row, head);
@@ -66,7 +86,7 @@ template <typename T> __device__ __forceinline__ void write_no_keys(const StateC
 
 /* Results without keys. */
 template <typename T> __global__ void fill_rows(const __grid_constant__ StateCall call) {
-    each_row(call, [&](int b, int row, int head) { write_no_keys<T>(call, b, row, head); });
+    each_row(call, [&](int b, int row, int head, bool) { write_no_keys<T>(call, b, row, head); });
 }
 
 /* Empty states; acc may hold anything. A thread a row. */
@@ -82,8 +102,8 @@ __global__ void empty_rows(const __grid_constant__ StateCall call) {
 /* acc may be out and m may be lse, so each is read before it is written. Rows that are not used have no state of their own: acc
  * may hold another row's there. */
 template <typename T> __global__ void finish_rows(const __grid_constant__ StateCall call) {
-    each_row(call, [&](int b, int row, int head) {
-        if (!is_used(call.used, row, head)) {
+    each_row(call, [&](int b, int row, int head, bool used) {
+        if (!used) {
             if (!call.used.keeps) write_no_keys<T>(call, b, row, head);
             return;
         }
@@ -99,10 +119,17 @@ template <typename T> __global__ void finish_rows(const __grid_constant__ StateC
 
 /* Zeros, in the rows that are used, or in the others. */
 template <typename T> __global__ void zero_rows(const __grid_constant__ ZeroCall call) {
-    each_row(call, [&](int b, int row, int head) {
-        if (is_used(call.used, row, head) == call.gaps) return;
+    Vector<T> values;
+#pragma unroll
+    for (int i = 0; i < Vector<T>::COUNT; i++) values.x[i] = from_float<T>(call.value);
+    each_row(call, [&](int b, int row, int head, bool used) {
+        if (used == call.gaps) return;
         T *to = row_pointer<T>(call.tensor, b, row, head);
-        for (int d = threadIdx.x; d < call.dim; d += 32) to[d] = from_float<T>(call.value);
+        if (call.vectors)
+            for (int d = threadIdx.x * Vector<T>::COUNT; d < call.dim; d += 32 * Vector<T>::COUNT)
+                *reinterpret_cast<Vector<T> *>(to + d) = values;
+        else
+            for (int d = threadIdx.x; d < call.dim; d += 32) to[d] = values.x[0];
     });
 }
 
@@ -114,11 +141,19 @@ __device__ float sum_of(f16);
 /* rowsum(dout * out) - dlse. f32 is summed in double: delta is subtracted from what nearly equals it. */
 template <typename T> __global__ void delta_rows(const __grid_constant__ DeltaCall call) {
     using Sum = decltype(sum_of(T()));
-    each_row(call, [&](int b, int row, int head) {
-        if (!is_used(call.used, row, head)) return;
+    each_row(call, [&](int b, int row, int head, bool used) {
+        if (!used) return;
         const T *dout = row_pointer<T>(call.dout, b, row, head), *out = row_pointer<T>(call.out, b, row, head);
         Sum sum = 0;
-        for (int d = threadIdx.x; d < call.dim; d += 32) sum += (Sum)to_float(dout[d]) * (Sum)to_float(out[d]);
+        if (call.vectors)
+            for (int d = threadIdx.x * Vector<T>::COUNT; d < call.dim; d += 32 * Vector<T>::COUNT) {
+                const Vector<T> x = *reinterpret_cast<const Vector<T> *>(dout + d);
+                const Vector<T> y = *reinterpret_cast<const Vector<T> *>(out + d);
+#pragma unroll
+                for (int i = 0; i < Vector<T>::COUNT; i++) sum += (Sum)to_float(x.x[i]) * (Sum)to_float(y.x[i]);
+            }
+        else
+            for (int d = threadIdx.x; d < call.dim; d += 32) sum += (Sum)to_float(dout[d]) * (Sum)to_float(out[d]);
         for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
         if (threadIdx.x) return;
         if (call.dlse.data) sum -= *row_pointer<float>(call.dlse, b, row, head);
@@ -128,8 +163,7 @@ template <typename T> __global__ void delta_rows(const __grid_constant__ DeltaCa
 
 /* Results from sums; rows that are not used have none and become zero, or stay. */
 template <typename T> __global__ void convert_rows(const __grid_constant__ ConvertCall call) {
-    each_row(call, [&](int b, int row, int head) {
-        const bool used = is_used(call.used, row, head);
+    each_row(call, [&](int b, int row, int head, bool used) {
         if (!used && call.used.keeps) return;
         const float *from = row_pointer<float>(call.from, b, row, head);
         T *to = row_pointer<T>(call.to, b, row, head);
@@ -155,6 +189,15 @@ static ra_status take_used(const ra_used_rows *used, UsedSets *sets, ra_cuda_err
     return RA_OK;
 }
 
+enum { BLOCKS = 1056, WARPS = 8 /* of a block */ };
+
+static int64_t size_of(ra_dtype dtype) { return dtype == RA_F32 ? 4 : 2; }
+
+/* Are all rows vectors of 16 bytes? */
+static bool in_vectors(const ra_problem *p, const ra_tensor &t, int64_t size) {
+    return p->head_dim * size % 16 == 0 && aligned(t, size, 16);
+}
+
 /* Starts a kernel over rows and heads of all batch entries. Call: one of the structs above; used may be NULL: all rows. */
 template <class Call>
 static ra_status launch_rows(const void *kernel, const ra_problem *p, const ra_used_rows *used, Call call, int64_t rows,
@@ -163,13 +206,15 @@ static ra_status launch_rows(const void *kernel, const ra_problem *p, const ra_u
     call.heads = (int)heads;
     call.batch = (int)p->batch;
     call.dim = (int)p->head_dim;
+    /* All heads of a row, unless that would leave warps without work. */
+    call.chunk = (int)ra_max(1, ra_min(heads, rows * heads * p->batch / (BLOCKS * WARPS)));
     call.used.count = 0;
     call.used.keeps = false;
     if (rows == 0 || p->batch == 0) return RA_OK;
     const ra_status status = used ? take_used(used, &call.used, error) : RA_OK;
     if (status != RA_OK) return status;
     void *args[] = {&call};
-    RA_CUDA_TRY(error, cudaLaunchKernel(kernel, dim3(1056), dim3(32, 8), args, 0, static_cast<cudaStream_t>(stream)));
+    RA_CUDA_TRY(error, cudaLaunchKernel(kernel, dim3(BLOCKS), dim3(32, WARPS), args, 0, static_cast<cudaStream_t>(stream)));
     return RA_OK;
 }
 
@@ -210,6 +255,7 @@ extern "C" ra_status ra_cuda_backend_zero(const ra_problem *p, const ra_used_row
     ZeroCall call;
     call.tensor = tensor;
     call.gaps = gaps;
+    call.vectors = in_vectors(p, tensor, size);
     const void *kernel = size == 2 ? reinterpret_cast<const void *>(&zero_rows<bf16>) /* zero is zero in either type */
                                    : reinterpret_cast<const void *>(&zero_rows<float>);
     return launch_rows(kernel, p, used, call, rows, heads, stream, error);
@@ -220,6 +266,7 @@ extern "C" ra_status ra_cuda_backend_spoil(const ra_problem *p, ra_tensor tensor
     ZeroCall call;
     call.tensor = tensor;
     call.gaps = false;
+    call.vectors = in_vectors(p, tensor, size_of(p->dtype));
     call.value = NAN;
     return launch_rows(RA_BY_TYPE(p->dtype, zero_rows), p, nullptr, call, rows, heads, stream, error);
 }
@@ -231,6 +278,8 @@ extern "C" ra_status ra_cuda_backend_delta(const ra_problem *p, const ra_used_ro
     call.out = out;
     call.dlse = dlse;
     call.delta = delta;
+    const int64_t size = size_of(p->dtype);
+    call.vectors = in_vectors(p, dout, size) && in_vectors(p, out, size);
     return launch_rows(RA_BY_TYPE(p->dtype, delta_rows), p, used, call, p->rows_q, p->heads, stream, error);
 }
 
