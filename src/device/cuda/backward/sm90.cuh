@@ -27,7 +27,8 @@
  * others add dQ (sm90_sums.cuh). The two warpgroups that compute are in sm90_consumer.cuh and sm90_wide_consumer.cuh.
  *
  *     shared memory, in panels of 64 columns:
- *     | k | v | q: STAGES | dout: DOUT_STAGES | dS: 2 | dQ: DQ_BUFFERS of each warpgroup | P, when wide | barriers, rows, tiles |
+ *     | k | v | q: STAGES | dout: DOUT_STAGES | dS: 2 | dQ: DQ_BUFFERS of each warpgroup | P, when wide |
+ *     | barriers, rows, tiles |
  */
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_CUH
 #define RA_DEVICE_CUDA_BACKWARD_SM90_CUH
@@ -74,7 +75,8 @@ template <typename T, class S>
 __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_constant__ BackTmaJob back) {
     extern __shared__ __align__(1024) unsigned char k[]; /* the swizzle is by address: tiles start at multiples of 1024 */
     unsigned char *v = k + S::KV_BYTES, *q = v + S::KV_BYTES, *dout = q + S::STAGES * S::Q_BYTES,
-                  *ds = dout + S::DOUT_STAGES * S::Q_BYTES, *dq = ds + 2 * S::DS_BYTES, *p = dq + 2 * S::DQ_BUFFERS * S::DQ_BYTES;
+                  *ds = dout + S::DOUT_STAGES * S::Q_BYTES, *dq = ds + 2 * S::DS_BYTES,
+                  *p = dq + 2 * S::DQ_BUFFERS * S::DQ_BYTES;
     auto &bars = *reinterpret_cast<BackBarriers<S> *>(p + S::P_BYTES);
 
     if (threadIdx.x == 0) {

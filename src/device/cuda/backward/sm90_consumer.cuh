@@ -79,8 +79,8 @@ template <typename T, class S> struct BackConsumer : BackWarpgroup<T, S> {
         put_scaled<T, D, S::SINGLE>(to.dk.data, work.dk + key * dk_step, dk_step, dk, job.scale, valid, valid8, job.head_dim);
     }
 
-    /* Block number `turn` of query rows, at once or in halves; the first of a tile has no dQ to add yet. `held`: the dQ that was
-     * stored at the end of the block before is still to be handed over. */
+    /* Block number `turn` of query rows, at once or in halves; the first of a tile has no dQ to add yet. `held`: the dQ that
+     * was stored at the end of the block before is still to be handed over. */
     template <bool FIRST> __device__ __forceinline__ void step(KeySums &dk, KeySums &dv, bool last_of_tile, bool held) {
         const int stage = slot_of<STAGES>(turn);
         Scores s, dp;

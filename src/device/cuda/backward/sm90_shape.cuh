@@ -8,7 +8,8 @@ namespace ra {
 
 /* What all shapes have. dQ of a block of query rows is summed in parts of 64 x 64; a warpgroup makes one at a time. SINGLE: of
  * job.single. */
-template <int D_, int KEYS_, int QUERIES_, int DOUT_STAGES_, int DQ_BUFFERS_, int REGISTERS, bool SINGLE_> struct AnyBackShape {
+template <int D_, int KEYS_, int QUERIES_, int DOUT_STAGES_, int DQ_BUFFERS_, int REGISTERS, bool SINGLE_>
+struct AnyBackShape {
     static constexpr bool SINGLE = SINGLE_;
     static constexpr int D = D_, KEYS = KEYS_, QUERIES = QUERIES_, STAGES = 2 /* of q */, DOUT_STAGES = DOUT_STAGES_;
     static constexpr int PANELS = (D + 63) / 64, THREADS = 384;
@@ -25,7 +26,8 @@ template <int D_, int KEYS_, int QUERIES_, int DOUT_STAGES_, int DQ_BUFFERS_, in
 };
 
 /* D up to 128: each warpgroup has 64 of the keys, and one part of dQ. */
-template <int D, int QUERIES, bool SINGLE> struct BackShape : AnyBackShape<D, 128, QUERIES, 2, QUERIES == 64 ? 2 : 1, 224, SINGLE> {
+template <int D, int QUERIES, bool SINGLE>
+struct BackShape : AnyBackShape<D, 128, QUERIES, 2, QUERIES == 64 ? 2 : 1, 224, SINGLE> {
     using Any = AnyBackShape<D, 128, QUERIES, 2, QUERIES == 64 ? 2 : 1, 224, SINGLE>;
     static constexpr bool WIDE = false;
     static constexpr int P_BYTES = 0;
@@ -45,7 +47,8 @@ template <int D, int QUERIES, bool SINGLE> struct BackShape : AnyBackShape<D, 12
 /* D up to 256: both warpgroups have the same 64 keys, one for P and dV, the other for dS and dK. The parts of dQ are its panels
  * of 64 columns: the last two are the second warpgroup's, which computes no exponentials. When D is 256 there is room for one
  * stage of dout, and consumers need registers more than the producer, which spills some that it uses once a tile. */
-template <int D, bool SINGLE> struct WideBackShape : AnyBackShape<D, 64, 64, D <= 192 ? 2 : 1, 1, D <= 192 ? 224 : 232, SINGLE> {
+template <int D, bool SINGLE>
+struct WideBackShape : AnyBackShape<D, 64, 64, D <= 192 ? 2 : 1, 1, D <= 192 ? 224 : 232, SINGLE> {
     using Any = AnyBackShape<D, 64, 64, D <= 192 ? 2 : 1, 1, D <= 192 ? 224 : 232, SINGLE>;
     static constexpr bool WIDE = true;
     static constexpr int P_BYTES = 64 * 64 * 4;

@@ -100,8 +100,8 @@ template <int R> __device__ __forceinline__ bool all_finite(const float (&o)[R])
 /* ----------------------------------------------------------------------------------------- the producer's warps that add */
 
 /* A warpgroup's part of dQ of each block from shared memory to its sums, when it is this tile's turn. By a whole warp, of which
- * one thread adds. What takes memory a while to answer is done while a part is being added: asking for the next turn, and, where
- * the next part is there already, adding that. But before it waits for others, this warp tells what it has added. */
+ * one thread adds. What takes memory a while to answer is done while a part is being added: asking for the next turn, and,
+ * where the next part is there already, adding that. But before it waits for others, this warp tells what it has added. */
 template <class S>
 __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, const unsigned char *dq, BackBarriers<S> &bars) {
     uint32_t turn = 0;        /* blocks of query rows */

@@ -173,8 +173,8 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
         for (int g = 0; g < SPAN / 16; g++)
             stmatrix_4_trans(to + g * 2048, ds[4 * g], ds[4 * g + 1], ds[4 * g + 2], ds[4 * g + 3]);
     }
-    /* What has been stored is there for the other warpgroup, or for the warp that adds. Fences wait until it is; so products that
-     * do not depend on it are issued in between. */
+    /* What has been stored is there for the other warpgroup, or for the warp that adds. Fences wait until it is; so products
+     * that do not depend on it are issued in between. */
     __device__ __forceinline__ void hand_over(uint64_t *full) const {
         fence_async_shared();
         __syncwarp();
