@@ -4,7 +4,7 @@
     bench/ring_threads.py --library build/libringattn.so [--library other.so] [--seq 65536] [--cores 4] [--ranks 2,4] [--json FILE]
 
 The cores are shared out among the ranks of a ring. Of several libraries (versions to be compared) each makes every ring, and the
-first one.s rank alone is what all are compared with. Times are of whole calls, from when the first rank begins until the last is
+first one's rank alone is what all are compared with. Times are of whole calls, from when the first rank begins until the last is
 done. A line has the time of one rank over that of the ring, by the minima and by the medians of all rounds, and where the time of
 the ring's fastest call went, as shares of it, means over ranks: computing, waiting for messages, and the rest (agreeing,
 packing, clearing, adding up). `apart`: how much the rank that computes longest in all is above the mean; of this, better
