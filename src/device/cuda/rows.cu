@@ -6,7 +6,7 @@
 
 namespace ra {
 
-enum { MOST_SETS = 32 };
+enum { MOST_SETS = 32 /* a lane for each */, SUMS = 4 /* that a thread moves at once */ };
 
 /* ra_used_rows as a kernel's parameter. */
 struct UsedSets {
@@ -20,11 +20,13 @@ struct UsedSets {
 /* Which rows a kernel walks; its parameter is one of the structs below. */
 struct RowsCall {
     int rows, heads, batch, dim;
-    int chunk; /* heads of a row that a warp takes one after the other: to find where a row lies takes longer than to move it */
+    int chunk; /* heads of a row that a warp takes: to find where a row lies takes longer than to move it */
+    int lanes; /* of a warp that take a head's row, a power of two: a warp takes 32 / lanes heads at a time */
     UsedSets used;
 };
 struct StateCall : RowsCall {
     ra_tensor out, lse, acc, m, l;
+    bool vectors;
 };
 struct ZeroCall : RowsCall {
     ra_tensor tensor;
@@ -37,6 +39,7 @@ struct DeltaCall : RowsCall {
 };
 struct ConvertCall : RowsCall {
     ra_tensor to, from;
+    bool vectors;
 };
 
 __device__ __forceinline__ bool within(int x, int start, int step, int count) {
@@ -44,49 +47,87 @@ __device__ __forceinline__ bool within(int x, int start, int step, int count) {
     return d >= 0 && d <= (count - 1) * step && d % step == 0;
 }
 
-/* The sets whose rows a row is one of, as bits; and whether one of them has a head. */
-__device__ __forceinline__ uint32_t sets_of_row(const UsedSets &used, int row) {
-    uint32_t found = 0;
-    for (int i = 0; i < used.count; i++)
-        if (within(row, used.sets[i].row, used.sets[i].row_step, used.sets[i].rows)) found |= 1u << i;
-    return found;
-}
-__device__ __forceinline__ bool is_used(const UsedSets &used, uint32_t sets, int head) {
-    for (; sets; sets &= sets - 1) {
+/* Which of the heads first, first + 1, ... + 31 of a row are used, as bits. By a whole warp: each lane looks at one set of rows,
+ * and then at one head. */
+__device__ __forceinline__ uint32_t used_heads(const UsedSets &used, int row, int first) {
+    if (used.count == 0) return ~0u;
+    const int lane = (int)threadIdx.x;
+    bool found = false;
+    if (lane < used.count) found = within(row, used.sets[lane].row, used.sets[lane].row_step, used.sets[lane].rows);
+    uint32_t sets = __ballot_sync(~0u, found);
+    for (found = false; sets && !found; sets &= sets - 1) {
         const auto &set = used.sets[__ffs((int)sets) - 1];
-        if (within(head, set.head, set.head_step, set.heads)) return true;
+        found = within(first + lane, set.head, set.head_step, set.heads);
     }
-    return used.count == 0;
+    return __ballot_sync(~0u, found);
 }
 
-/* Calls body(batch entry, row, head, whether it is used) for a warp's rows, in memory order: heads, then rows. */
+/* Calls body(batch entry, row, head, whether it is used) for a warp's rows, in memory order: heads, then rows. By a whole warp
+ * each time, of which `lanes` take a head; the last ones may have none, and get `heads` or more. */
 template <typename F> __device__ __forceinline__ void each_row(const RowsCall &call, F body) {
     const int chunks = (call.heads + call.chunk - 1) / call.chunk;
+    const int together = 32 / call.lanes, own = (int)threadIdx.x / call.lanes;
     const int64_t count = (int64_t)call.rows * call.batch * chunks;
     for (int64_t i = blockIdx.x * (int64_t)blockDim.y + threadIdx.y; i < count; i += (int64_t)gridDim.x * blockDim.y) {
         const int64_t at = chunks == 1 ? i : i / chunks;
         const int b = call.batch == 1 ? 0 : (int)(at / call.rows), row = (int)(at - (int64_t)b * call.rows);
-        const int first = (int)(i - at * chunks) * call.chunk, end = min(first + call.chunk, call.heads);
-        const uint32_t sets = sets_of_row(call.used, row);
-        for (int head = first; head < end; head++) body(b, row, head, is_used(call.used, sets, head));
+        const int begin = (int)(i - at * chunks) * call.chunk, end = min(begin + call.chunk, call.heads);
+        for (int first = begin; first < end; first += 32) {
+            const uint32_t used = used_heads(call.used, row, first);
+#pragma unroll 2
+            for (int h = 0; h < min(32, end - first); h += together) {
+                const int head = first + h + own;
+                body(b, row, head < end ? head : call.heads, (used >> (h + own) & 1) != 0);
+            }
+        }
     }
 }
+/* This thread's number among those that take the same head. */
+__device__ __forceinline__ int lane_of(const RowsCall &call) { return (int)threadIdx.x & (call.lanes - 1); }
 
-/* 16 bytes of a row. */
-template <typename T> struct alignas(16) Vector {
-    static constexpr int COUNT = 16 / (int)sizeof(T);
-    T x[COUNT];
+/* Elements of a row that are moved at once. */
+template <typename T, int N> struct alignas(N * sizeof(T)) Vector {
+    T x[N];
 };
+template <typename T> constexpr int WIDEST = 16 / (int)sizeof(T);
+
+/* The same value to all elements of a row; N at once if they are vectors. */
+template <int N, typename T>
+__device__ __forceinline__ void write_value(const RowsCall &call, bool vectors, T *to, float value) {
+    Vector<T, N> values;
+#pragma unroll
+    for (int i = 0; i < N; i++) values.x[i] = from_float<T>(value);
+    if (vectors)
+        for (int d = lane_of(call) * N; d < call.dim; d += call.lanes * N) *reinterpret_cast<Vector<T, N> *>(to + d) = values;
+    else
+        for (int d = lane_of(call); d < call.dim; d += call.lanes) to[d] = values.x[0];
+}
+
+/* A row of sums, times scale. They may lie where the result goes. */
+template <typename T>
+__device__ __forceinline__ void write_sums(const RowsCall &call, bool vectors, T *to, const float *from, float scale) {
+    if (vectors)
+        for (int d = lane_of(call) * SUMS; d < call.dim; d += call.lanes * SUMS) {
+            const auto x = *reinterpret_cast<const Vector<float, SUMS> *>(from + d);
+            Vector<T, SUMS> y;
+#pragma unroll
+            for (int i = 0; i < SUMS; i++) y.x[i] = from_float<T>(x.x[i] * scale);
+            *reinterpret_cast<Vector<T, SUMS> *>(to + d) = y;
+        }
+    else
+        for (int d = lane_of(call); d < call.dim; d += call.lanes) to[d] = from_float<T>(from[d] * scale);
+}
 
 template <typename T> __device__ __forceinline__ void write_no_keys(const StateCall &call, int b, int row, int head) {
-    T *out = row_pointer<T>(call.out, b, row, head);
-    for (int d = threadIdx.x; d < call.dim; d += 32) out[d] = from_float<T>(0.f);
-    if (threadIdx.x == 0 && call.lse.data) *row_pointer<float>(call.lse, b, row, head) = -INFINITY;
+    write_value<SUMS>(call, call.vectors, row_pointer<T>(call.out, b, row, head), 0.f);
+    if (lane_of(call) == 0 && call.lse.data) *row_pointer<float>(call.lse, b, row, head) = -INFINITY;
 }
 
 /* Results without keys. */
 template <typename T> __global__ void fill_rows(const __grid_constant__ StateCall call) {
-    each_row(call, [&](int b, int row, int head, bool) { write_no_keys<T>(call, b, row, head); });
+    each_row(call, [&](int b, int row, int head, bool) {
+        if (head < call.heads) write_no_keys<T>(call, b, row, head);
+    });
 }
 
 /* Empty states; acc may hold anything. A thread a row. */
@@ -103,33 +144,26 @@ __global__ void empty_rows(const __grid_constant__ StateCall call) {
  * may hold another row's there. */
 template <typename T> __global__ void finish_rows(const __grid_constant__ StateCall call) {
     each_row(call, [&](int b, int row, int head, bool used) {
-        if (!used) {
-            if (!call.used.keeps) write_no_keys<T>(call, b, row, head);
+        const bool held = head < call.heads && used;
+        float m = 0.f, l = 0.f;
+        if (held) m = *row_pointer<float>(call.m, b, row, head), l = *row_pointer<float>(call.l, b, row, head);
+        __syncwarp();
+        if (!held) {
+            if (head < call.heads && !call.used.keeps) write_no_keys<T>(call, b, row, head);
             return;
         }
-        const float m = *row_pointer<float>(call.m, b, row, head), l = *row_pointer<float>(call.l, b, row, head);
-        const float inverse = 1.f / l;
-        const float *acc = row_pointer<float>(call.acc, b, row, head);
         T *out = row_pointer<T>(call.out, b, row, head);
-        __syncwarp();
-        for (int d = threadIdx.x; d < call.dim; d += 32) out[d] = from_float<T>(l == 0.f ? 0.f : acc[d] * inverse);
-        if (threadIdx.x == 0 && call.lse.data) *row_pointer<float>(call.lse, b, row, head) = lse_of(m, l);
+        if (l == 0.f) write_value<SUMS>(call, call.vectors, out, 0.f);
+        else write_sums(call, call.vectors, out, row_pointer<float>(call.acc, b, row, head), 1.f / l);
+        if (lane_of(call) == 0 && call.lse.data) *row_pointer<float>(call.lse, b, row, head) = lse_of(m, l);
     });
 }
 
 /* Zeros, in the rows that are used, or in the others. */
 template <typename T> __global__ void zero_rows(const __grid_constant__ ZeroCall call) {
-    Vector<T> values;
-#pragma unroll
-    for (int i = 0; i < Vector<T>::COUNT; i++) values.x[i] = from_float<T>(call.value);
     each_row(call, [&](int b, int row, int head, bool used) {
-        if (used == call.gaps) return;
-        T *to = row_pointer<T>(call.tensor, b, row, head);
-        if (call.vectors)
-            for (int d = threadIdx.x * Vector<T>::COUNT; d < call.dim; d += 32 * Vector<T>::COUNT)
-                *reinterpret_cast<Vector<T> *>(to + d) = values;
-        else
-            for (int d = threadIdx.x; d < call.dim; d += 32) to[d] = values.x[0];
+        if (head < call.heads && used != call.gaps)
+            write_value<WIDEST<T>>(call, call.vectors, row_pointer<T>(call.tensor, b, row, head), call.value);
     });
 }
 
@@ -141,21 +175,23 @@ __device__ float sum_of(f16);
 /* rowsum(dout * out) - dlse. f32 is summed in double: delta is subtracted from what nearly equals it. */
 template <typename T> __global__ void delta_rows(const __grid_constant__ DeltaCall call) {
     using Sum = decltype(sum_of(T()));
+    constexpr int N = WIDEST<T>;
     each_row(call, [&](int b, int row, int head, bool used) {
-        if (!used) return;
-        const T *dout = row_pointer<T>(call.dout, b, row, head), *out = row_pointer<T>(call.out, b, row, head);
+        const bool held = head < call.heads && used;
+        const T *dout = nullptr, *out = nullptr;
+        if (held) dout = row_pointer<T>(call.dout, b, row, head), out = row_pointer<T>(call.out, b, row, head);
         Sum sum = 0;
-        if (call.vectors)
-            for (int d = threadIdx.x * Vector<T>::COUNT; d < call.dim; d += 32 * Vector<T>::COUNT) {
-                const Vector<T> x = *reinterpret_cast<const Vector<T> *>(dout + d);
-                const Vector<T> y = *reinterpret_cast<const Vector<T> *>(out + d);
+        if (held && call.vectors)
+            for (int d = lane_of(call) * N; d < call.dim; d += call.lanes * N) {
+                const auto x = *reinterpret_cast<const Vector<T, N> *>(dout + d);
+                const auto y = *reinterpret_cast<const Vector<T, N> *>(out + d);
 #pragma unroll
-                for (int i = 0; i < Vector<T>::COUNT; i++) sum += (Sum)to_float(x.x[i]) * (Sum)to_float(y.x[i]);
+                for (int i = 0; i < N; i++) sum += (Sum)to_float(x.x[i]) * (Sum)to_float(y.x[i]);
             }
-        else
-            for (int d = threadIdx.x; d < call.dim; d += 32) sum += (Sum)to_float(dout[d]) * (Sum)to_float(out[d]);
-        for (int i = 16; i; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
-        if (threadIdx.x) return;
+        else if (held)
+            for (int d = lane_of(call); d < call.dim; d += call.lanes) sum += (Sum)to_float(dout[d]) * (Sum)to_float(out[d]);
+        for (int i = call.lanes / 2; i; i /= 2) sum += __shfl_xor_sync(~0u, sum, i);
+        if (!held || lane_of(call) != 0) return;
         if (call.dlse.data) sum -= *row_pointer<float>(call.dlse, b, row, head);
         *row_pointer<float>(call.delta, b, row, head) = (float)sum;
     });
@@ -164,10 +200,10 @@ template <typename T> __global__ void delta_rows(const __grid_constant__ DeltaCa
 /* Results from sums; rows that are not used have none and become zero, or stay. */
 template <typename T> __global__ void convert_rows(const __grid_constant__ ConvertCall call) {
     each_row(call, [&](int b, int row, int head, bool used) {
-        if (!used && call.used.keeps) return;
-        const float *from = row_pointer<float>(call.from, b, row, head);
+        if (head >= call.heads || (!used && call.used.keeps)) return;
         T *to = row_pointer<T>(call.to, b, row, head);
-        for (int d = threadIdx.x; d < call.dim; d += 32) to[d] = from_float<T>(used ? from[d] : 0.f);
+        if (used) write_sums(call, call.vectors, to, row_pointer<float>(call.from, b, row, head), 1.f);
+        else write_value<SUMS>(call, call.vectors, to, 0.f);
     });
 }
 
@@ -193,19 +229,22 @@ enum { BLOCKS = 1056, WARPS = 8 /* of a block */ };
 
 static int64_t size_of(ra_dtype dtype) { return dtype == RA_F32 ? 4 : 2; }
 
-/* Are all rows vectors of 16 bytes? */
-static bool in_vectors(const ra_problem *p, const ra_tensor &t, int64_t size) {
-    return p->head_dim * size % 16 == 0 && aligned(t, size, 16);
+/* Do all rows consist of vectors of so many elements? */
+static bool in_vectors(const ra_problem *p, const ra_tensor &t, int64_t size, int64_t elements) {
+    return p->head_dim % elements == 0 && aligned(t, size, size * elements);
 }
+static bool in_widest(const ra_problem *p, const ra_tensor &t, int64_t size) { return in_vectors(p, t, size, 16 / size); }
 
-/* Starts a kernel over rows and heads of all batch entries. Call: one of the structs above; used may be NULL: all rows. */
+/* Starts a kernel over rows and heads of all batch entries. Call: one of the structs above; `at_once`: elements of a row that a
+ * thread moves at once; used may be NULL: all rows. */
 template <class Call>
-static ra_status launch_rows(const void *kernel, const ra_problem *p, const ra_used_rows *used, Call call, int64_t rows,
-                             int64_t heads, void *stream, ra_cuda_error *error) {
+static ra_status launch_rows(const void *kernel, const ra_problem *p, const ra_used_rows *used, Call call, int64_t at_once,
+                             int64_t rows, int64_t heads, void *stream, ra_cuda_error *error) {
     call.rows = (int)rows;
     call.heads = (int)heads;
     call.batch = (int)p->batch;
     call.dim = (int)p->head_dim;
+    for (call.lanes = 1; call.lanes < 32 && call.lanes * at_once < p->head_dim;) call.lanes *= 2;
     /* All heads of a row, unless that would leave warps without work. */
     call.chunk = (int)ra_max(1, ra_min(heads, rows * heads * p->batch / (BLOCKS * WARPS)));
     call.used.count = 0;
@@ -230,7 +269,9 @@ static ra_status launch_state(const void *kernel, const ra_forward_step *step, c
     call.acc = step->acc;
     call.m = step->m;
     call.l = step->l;
-    return launch_rows(kernel, step->problem, used, call, step->problem->rows_q, step->problem->heads, step->stream, error);
+    const ra_problem *p = step->problem;
+    call.vectors = in_vectors(p, call.out, size_of(p->dtype), SUMS) && (step->single || in_vectors(p, call.acc, 4, SUMS));
+    return launch_rows(kernel, p, used, call, call.vectors ? SUMS : 1, p->rows_q, p->heads, step->stream, error);
 }
 
 ra_status launch_fill(const ra_forward_step *step, ra_cuda_error *error) {
@@ -255,10 +296,10 @@ extern "C" ra_status ra_cuda_backend_zero(const ra_problem *p, const ra_used_row
     ZeroCall call;
     call.tensor = tensor;
     call.gaps = gaps;
-    call.vectors = in_vectors(p, tensor, size);
+    call.vectors = in_widest(p, tensor, size);
     const void *kernel = size == 2 ? reinterpret_cast<const void *>(&zero_rows<bf16>) /* zero is zero in either type */
                                    : reinterpret_cast<const void *>(&zero_rows<float>);
-    return launch_rows(kernel, p, used, call, rows, heads, stream, error);
+    return launch_rows(kernel, p, used, call, call.vectors ? 16 / size : 1, rows, heads, stream, error);
 }
 
 extern "C" ra_status ra_cuda_backend_spoil(const ra_problem *p, ra_tensor tensor, int64_t rows, int64_t heads, void *stream,
@@ -266,9 +307,10 @@ extern "C" ra_status ra_cuda_backend_spoil(const ra_problem *p, ra_tensor tensor
     ZeroCall call;
     call.tensor = tensor;
     call.gaps = false;
-    call.vectors = in_vectors(p, tensor, size_of(p->dtype));
+    call.vectors = in_widest(p, tensor, size_of(p->dtype));
     call.value = NAN;
-    return launch_rows(RA_BY_TYPE(p->dtype, zero_rows), p, nullptr, call, rows, heads, stream, error);
+    return launch_rows(RA_BY_TYPE(p->dtype, zero_rows), p, nullptr, call, call.vectors ? 16 / size_of(p->dtype) : 1, rows, heads,
+                       stream, error);
 }
 
 extern "C" ra_status ra_cuda_backend_delta(const ra_problem *p, const ra_used_rows *used, ra_tensor dout, ra_tensor out,
@@ -279,8 +321,9 @@ extern "C" ra_status ra_cuda_backend_delta(const ra_problem *p, const ra_used_ro
     call.dlse = dlse;
     call.delta = delta;
     const int64_t size = size_of(p->dtype);
-    call.vectors = in_vectors(p, dout, size) && in_vectors(p, out, size);
-    return launch_rows(RA_BY_TYPE(p->dtype, delta_rows), p, used, call, p->rows_q, p->heads, stream, error);
+    call.vectors = in_widest(p, dout, size) && in_widest(p, out, size);
+    return launch_rows(RA_BY_TYPE(p->dtype, delta_rows), p, used, call, call.vectors ? 16 / size : 1, p->rows_q, p->heads, stream,
+                       error);
 }
 
 extern "C" ra_status ra_cuda_backend_convert(const ra_problem *p, const ra_used_rows *used, ra_tensor to, ra_tensor from,
@@ -288,5 +331,6 @@ extern "C" ra_status ra_cuda_backend_convert(const ra_problem *p, const ra_used_
     ConvertCall call;
     call.to = to;
     call.from = from;
-    return launch_rows(RA_BY_TYPE(p->dtype, convert_rows), p, used, call, rows, heads, stream, error);
+    call.vectors = in_vectors(p, to, size_of(p->dtype), SUMS) && in_vectors(p, from, 4, SUMS);
+    return launch_rows(RA_BY_TYPE(p->dtype, convert_rows), p, used, call, call.vectors ? SUMS : 1, rows, heads, stream, error);
 }
