@@ -1,6 +1,6 @@
 /* What a ring tells a GPU's kernels. Where segments straddle shards, rows that meet everything at home are computed without a
- * state and the others with one, each where it belongs; and runs of a zigzag rank are joined. On the stand-in module; plans are
- * given a kernel that notes what it is told. */
+ * state and the others with one, each where it belongs; runs of a zigzag rank are joined; and sums that begin with an item are
+ * not zeroed. On the stand-in module; plans are given a kernel that notes what it is told. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -18,6 +18,7 @@ enum { MOST_RANKS = 4, RANK_ROWS = 40, HEADS = 16, MOST_STEPS = 8 };
 static int of_queries[MOST_RANKS][2][2][RANK_ROWS][HEADS], of_keys[MOST_RANKS][2][RANK_ROWS][HEADS];
 static bool parted[MOST_RANKS];
 static int64_t items_of_step[MOST_RANKS][2][MOST_STEPS], steps[MOST_RANKS][2];
+static int64_t fresh_items[MOST_RANKS], unfit_items[MOST_RANKS], zeroed_bytes[MOST_RANKS];
 
 static const ra_kernel *real;
 
@@ -38,8 +39,19 @@ static void note_rows(const ra_item *item, bool queries, int64_t group, int m[RA
     }
 }
 
+/* A query meets each key of a fresh item, and no item before has added to its sums. Residues have keys of their own. */
+static bool may_be_fresh(const ra_problem *p, const ra_item *items, const ra_item *item) {
+    for (const ra_item *before = items; before < item; before++)
+        if (before->dk_view.data == item->dk_view.data && (!before->fresh || before->k.row == item->k.row)) return false;
+    return ra_item_whole(p, item);
+}
+
 static void note(const ra_problem *p, const ra_item *items, int64_t count, bool single, int pass) {
     const int rank = plan_of(p)->view.rank;
+    for (const ra_item *item = items; item < items + count; item++) {
+        fresh_items[rank] += item->fresh;
+        unfit_items[rank] += item->fresh && (single || !may_be_fresh(p, items, item));
+    }
     if (steps[rank][pass] < MOST_STEPS) items_of_step[rank][pass][steps[rank][pass]++] = count;
     for (const ra_item *item = items; item < items + count; item++) {
         note_rows(item, true, p->heads / p->kv_heads, of_queries[rank][pass][!single]);
@@ -57,17 +69,30 @@ static ra_status backward(const ra_backward_step *step) {
     return real->backward(step);
 }
 
+/* A queue does not say whose it is. Threads of ranks do not share one. */
+static _Thread_local int rank_here;
+
+static ra_status zero(const ra_queue *queue, void *memory, int64_t bytes) {
+    zeroed_bytes[rank_here] += bytes;
+    return real->device->zero(queue, memory, bytes);
+}
+
 /* The linker sends every call of ra_plan_create here. */
 ra_status __real_ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan **plan);
 ra_status __wrap_ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan **plan);
 ra_status __wrap_ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan **plan) {
     static ra_kernel noting[MOST_RANKS];
+    static ra_device_ops devices[MOST_RANKS];
     const ra_status status = __real_ra_plan_create(comm, desc, plan);
     if (status != RA_OK) return status;
     const int rank = (*plan)->view.rank;
     noting[rank] = *real;
     noting[rank].forward = forward;
     noting[rank].backward = backward;
+    devices[rank] = *real->device;
+    devices[rank].zero = zero;
+    noting[rank].device = &devices[rank];
+    rank_here = rank;
     (*plan)->kernel = &noting[rank];
     parted[rank] = (*plan)->view.parted;
     return RA_OK;
@@ -88,6 +113,9 @@ static void forget(void) {
     memset(of_keys, 0, sizeof of_keys);
     memset(parted, 0, sizeof parted);
     memset(steps, 0, sizeof steps);
+    memset(fresh_items, 0, sizeof fresh_items);
+    memset(unfit_items, 0, sizeof unfit_items);
+    memset(zeroed_bytes, 0, sizeof zeroed_bytes);
 }
 
 /* Every row was met where it belongs, if the rank's pass is parted. */
@@ -128,6 +156,7 @@ static void holds(test_case *c) {
     test_data data = test_data_create(c);
     test_result result = test_run(c, &data);
     test_result_holds(c, &data, &result);
+    for (int rank = 0; rank < c->ranks; rank++) assert_int_equal(unfit_items[rank], 0);
     test_result_free(&result);
     test_data_free(&data);
 }
@@ -227,6 +256,52 @@ static void the_runs_of_a_zigzag_rank_are_joined(void **state) {
     }
 }
 
+/* A query meets every key that comes in, so that nobody zeroes the sums that it leaves with; their memory is NaN before. */
+static void sums_of_a_zigzag_ring_begin_with_its_items(void **state) {
+    (void)state;
+    for (int n = 0; n < 16; n++) {
+        test_case c;
+        test_case_init(&c);
+        c.desc.device = RA_DEVICE_CUDA;
+        c.desc.dtype = n % 2 ? RA_BF16 : RA_F32;
+        c.desc.seq_q = c.desc.seq_k = 16 * MOST_RANKS;
+        c.desc.heads = 4;
+        c.desc.kv_heads = 2;
+        c.desc.causal = n / 2 % 2 == 0;
+        c.desc.layout = RA_LAYOUT_ZIGZAG;
+        c.desc.schedule = n / 4 % 2 ? RA_SCHEDULE_GATHER : RA_SCHEDULE_RING;
+        c.desc.bucket = n < 8 ? 0 : 8;
+        c.ranks = MOST_RANKS;
+        holds(&c);
+        for (int rank = 0; rank < c.ranks; rank++) {
+            assert_in_range(fresh_items[rank], MOST_RANKS - 1, INT64_MAX);
+            assert_int_equal(zeroed_bytes[rank], 0);
+        }
+    }
+}
+
+/* A window keeps queries from keys of a bucket (of other keys there are no sums); key ranges do in some batch entries. */
+static void sums_of_keys_that_no_query_meets_are_zeroed(void **state) {
+    (void)state;
+    for (int n = 0; n < 8; n++) {
+        test_case c;
+        test_case_init(&c);
+        c.desc.device = RA_DEVICE_CUDA;
+        c.desc.seq_q = c.desc.seq_k = 16 * MOST_RANKS;
+        c.desc.batch = 2;
+        c.desc.schedule = n % 2 ? RA_SCHEDULE_GATHER : RA_SCHEDULE_RING;
+        c.desc.layout = n / 2 % 2 ? RA_LAYOUT_ZIGZAG : RA_LAYOUT_CONTIGUOUS;
+        c.key_range = n / 4;
+        if (!c.key_range) c.desc.window_left = 5, c.desc.window_right = 2;
+        c.key_begin[0] = 3, c.key_end[0] = 40;
+        c.key_begin[1] = 20, c.key_end[1] = 64;
+        c.ranks = MOST_RANKS;
+        holds(&c);
+        for (int rank = 0; rank < c.ranks && (c.key_range || n % 2 == 0); rank++)
+            assert_in_range(zeroed_bytes[rank], 1, INT64_MAX);
+    }
+}
+
 static void draw_case(test_case *c, test_rng *rng, int64_t n) {
     static const int64_t dtypes[] = {RA_F32, RA_BF16, RA_BF16, RA_F16};
     (void)n;
@@ -256,17 +331,23 @@ static void draw_case(test_case *c, test_rng *rng, int64_t n) {
 static void every_mode_matches_the_reference(void **state) {
     (void)state;
     test_rng rng = {test_seed(61)};
-    int64_t apart = 0;
+    int64_t apart = 0, fresh = 0, zeroed = 0;
     const int64_t count = test_cases(150, 3000);
     for (int64_t n = count; n > 0; n--) {
         test_case c;
         draw_case(&c, &rng, n);
         forget();
         test_case_holds(&c);
-        for (int rank = 0; rank < c.ranks; rank++) apart += parted[rank];
+        for (int rank = 0; rank < c.ranks; rank++) {
+            apart += parted[rank];
+            assert_int_equal(unfit_items[rank], 0);
+            fresh += fresh_items[rank] > 0;
+            zeroed += zeroed_bytes[rank] > 0;
+        }
     }
-    print_message("%lld cases, %lld ranks with rows of both kinds\n", (long long)count, (long long)apart);
-    assert_true(apart >= count / 4);
+    print_message("%lld cases, %lld ranks with rows of both kinds, %lld with fresh sums, %lld with zeroed ones\n",
+                  (long long)count, (long long)apart, (long long)fresh, (long long)zeroed);
+    assert_true(apart >= count / 4 && fresh >= count / 4 && zeroed >= count / 4);
 }
 
 /* Two ranks of 32 rows, one forward pass: rows at home take a step, and so do those that straddle, before and after an exchange
@@ -326,6 +407,8 @@ int main(void) {
         cmocka_unit_test(rows_at_home_without_a_pair_have_zeros),
         cmocka_unit_test(rows_at_home_do_not_hold_back_the_first_message),
         cmocka_unit_test(the_runs_of_a_zigzag_rank_are_joined),
+        cmocka_unit_test(sums_of_a_zigzag_ring_begin_with_its_items),
+        cmocka_unit_test(sums_of_keys_that_no_query_meets_are_zeroed),
         cmocka_unit_test(every_mode_matches_the_reference),
     };
     return cmocka_run_group_tests_name("items of stand-in GPUs", tests, NULL, test_print_worst);

@@ -151,10 +151,25 @@ static void what_differs_is_not_joined(void **state) {
             DIFFERS(dv_view.data, &other);
             DIFFERS(dk_result.data, &other);
             DIFFERS(dv_result.data, &other);
+            if (!queries || n == 1) DIFFERS(fresh, true);
             if (queries) DIFFERS(k.count, 7);
             if (queries) DIFFERS(k.pos, 1);
             if (!queries) DIFFERS(q.count, 7);
 #undef DIFFERS
+        }
+}
+
+/* Sums of keys that begin with the first of two runs of queries begin with both, and so do those of two runs of keys. */
+static void what_begins_with_one_item_begins_with_the_joined_one(void **state) {
+    (void)state;
+    for (int queries = 0; queries < 2; queries++)
+        for (int fresh = 0; fresh < 2; fresh++) {
+            ra_item x[2];
+            pair_of(queries, x);
+            x[0].fresh = fresh;
+            x[1].fresh = fresh && !queries;
+            assert_int_equal(ra_join_items(&causal, x, 2), 1);
+            assert_int_equal(x[0].fresh, fresh);
         }
 }
 
@@ -177,7 +192,7 @@ static void what_goes_by_position_is_not_moved(void **state) {
 static void either_run_of_queries_may_be_moved(void **state) {
     (void)state;
     ra_problem window = causal;
-    window.left = 26; /* of the second run 32..39 the first three see key 8 */
+    window.left = 26;                                /* of the second run 32..39 the first three see key 8 */
     for (int64_t first = 16; first <= 26; first++) { /* the first run sees all of 8..15 where it is, and as if at 24..31 */
         ra_item items[] = {item_of(0, first, 8, 8, 8), item_of(8, 32, 8, 8, 8)};
         assert_int_equal(ra_join_items(&window, items, 2), 1);
@@ -218,6 +233,7 @@ int main(void) {
         cmocka_unit_test(the_same_pairs_meet),
         cmocka_unit_test(the_runs_of_a_zigzag_rank_are_joined),
         cmocka_unit_test(what_differs_is_not_joined),
+        cmocka_unit_test(what_begins_with_one_item_begins_with_the_joined_one),
         cmocka_unit_test(what_goes_by_position_is_not_moved),
         cmocka_unit_test(either_run_of_queries_may_be_moved),
         cmocka_unit_test(keys_of_more_queries_are_not_joined),

@@ -45,8 +45,10 @@ typedef struct ra_item {
     ra_item_loop loop[2];
     int64_t origin, rate;           /* the lattice place of key y, for dropout: floor((y - origin) / rate) */
     ra_tensor k_view, v_view;       /* head stride is per head index */
-    ra_tensor dk_view, dv_view;     /* backward: f32 (f64) sums, addressed like k_view; added to */
+    ra_tensor dk_view, dv_view;     /* backward: f32 (f64) sums, addressed like k_view; added to, unless fresh */
     ra_tensor dk_result, dv_result; /* of a single backward step: the problem's dtype, addressed like k_view */
+    bool fresh;                     /* its sums hold anything, and become what it gives: it is the first item of its keys,
+                                     * and a query meets each of them. Where ra_device_ops.begins only */
 } ra_item;
 
 /* What all items of a call share. */

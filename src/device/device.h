@@ -138,6 +138,7 @@ struct ra_device_ops {
     bool by_workers; /* computes on the threads of ra_queue.workers */
     bool fills;      /* a single forward step fills the rows that no item of it meets, so that a single pass has one step */
     bool joins;      /* takes few large items rather than many small ones: ra_join_items */
+    bool begins;     /* a backward step takes items that are fresh, whose sums nobody has zeroed */
     bool halves;     /* sums of 16-bit types that do not travel lie in halves: see ra_forward_step */
 
     /* Memory of its own, which holds workspaces, and how payload gets there; both NULL: it uses host memory. */

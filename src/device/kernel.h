@@ -36,7 +36,8 @@ typedef struct ra_forward_step {
 
 static inline bool ra_state_empty(double m, double l) { return m == -INFINITY && l == 0; }
 
-/* Backward step: adds to dq_acc, and to the dk_view and dv_view of each item. The items alone fix the order of all sums.
+/* Backward step: adds to dq_acc, and to the dk_view and dv_view of each item, or stores these if it is fresh. The items alone
+ * fix the order of all sums.
  *
  * A plan in which every query row and every key is met by at most one item of one step runs `single`: the kernel writes dq and
  * the dk_result and dv_result of each item itself; rows without a pair may keep their old contents. dq_acc, dk_view and dv_view

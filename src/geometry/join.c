@@ -47,9 +47,9 @@ static bool sees_all(const ra_problem *p, const ra_item *item, int64_t pos, int6
     return (p->left == RA_NO_LIMIT || last - p->left <= key_pos) && (p->right == RA_NO_LIMIT || last_key <= pos + p->right);
 }
 
-/* Adds the queries of b to those of a, if they follow and both meet the same keys. */
+/* Adds the queries of b to those of a, if they follow and both meet the same keys, which a may be the first to do. */
 static bool join_queries(const ra_problem *p, ra_item *a, const ra_item *b) {
-    if (!follows(&a->q, &b->q) || !same_rows(&a->k, &b->k)) return false;
+    if (b->fresh || !follows(&a->q, &b->q) || !same_rows(&a->k, &b->k)) return false;
     const int64_t keys = a->k.pos, behind_a = pos_of(&a->q, a->q.count), before_b = pos_of(&b->q, -a->q.count);
     if (sees_all(p, a, a->q.pos, keys) && sees_all(p, a, before_b, keys)) a->q.pos = before_b;
     else if (!sees_all(p, b, b->q.pos, keys) || !sees_all(p, b, behind_a, keys)) return false;
@@ -62,7 +62,7 @@ static bool join_queries(const ra_problem *p, ra_item *a, const ra_item *b) {
 static bool join_keys(const ra_problem *p, ra_item *a, const ra_item *b) {
     const int64_t before = a->q.count - b->q.count; /* queries of a that are not of b */
     if (p->key_begin || p->key_end || !follows(&a->k, &b->k) || before < 0 || a->q.row_step != b->q.row_step ||
-        a->q.pos_step != b->q.pos_step || b->q.row != a->q.row + before * a->q.row_step)
+        a->q.pos_step != b->q.pos_step || b->q.row != a->q.row + before * a->q.row_step || a->fresh != b->fresh)
         return false;
     const int64_t pos = pos_of(&a->q, before), key_pos = pos_of(&a->k, a->k.count);
     if (before > 0 && (p->right == RA_NO_LIMIT || pos_of(&a->q, before - 1) + p->right >= key_pos)) return false;

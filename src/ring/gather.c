@@ -76,11 +76,12 @@ static ra_status add_arrived(ra_pass *pass) {
     direct message;
     for (direct_loop loop = {pass, false, 0, 0}; next_direct(&loop, &message); in += ra_frame_bytes_if_any(message.rows)) {
         char *packed = ra_frame_payload(in), *sums = pass->backward ? ra_frame_payload(out) : NULL;
-        if (sums) RA_TRY(call->device->zero(&call->queue, sums, message.sums));
         for (int64_t i = 0; i < message.count; i++) {
-            ra_items_packed(pass, &message.pieces[i], packed, sums);
+            const int64_t bytes = ra_sums_bytes(call, &message.pieces[i]);
+            const bool begun = ra_items_packed(pass, &message.pieces[i], packed, sums);
+            if (sums && !begun) RA_TRY(call->device->zero(&call->queue, sums, bytes));
             packed += ra_rows_bytes(call, &message.pieces[i]);
-            if (sums) sums += ra_sums_bytes(call, &message.pieces[i]);
+            if (sums) sums += bytes;
         }
         if (pass->backward) out += ra_frame_bytes_if_any(message.sums);
     }

@@ -90,8 +90,8 @@ ra_status ra_gradients_items(ra_pass *pass, ra_gradients *g, int32_t hop) {
             bool home = piece->hops == hop;
             if (has_grads(piece, hop, home)) {
                 int64_t bytes = ra_sums_bytes(call, piece);
-                RA_TRY(call->device->zero(&call->queue, sums[home], bytes));
-                ra_items_packed(pass, piece, packed, sums[home]);
+                if (!ra_items_packed(pass, piece, packed, sums[home]))
+                    RA_TRY(call->device->zero(&call->queue, sums[home], bytes));
                 sums[home] += bytes;
             }
             packed += ra_rows_bytes(call, piece);

@@ -33,9 +33,9 @@ int64_t ra_sums_bytes(const ra_call *call, const ra_piece *piece);
 /* Gives items the views of their heads; size: bytes of an element of k. */
 void ra_items_look(const ra_item_views *views, int64_t size, ra_item *items, int64_t count);
 /* Add the items of a piece to the step: of what is at home, or packed at `packed` (K, then V), with their gradients at `sums`
- * (NULL in forward). */
+ * (NULL in forward). True: they write all sums of the piece, whatever these hold; if not, the sums must be zeroed before. */
 void ra_items_home(ra_pass *pass, const ra_piece *piece);
-void ra_items_packed(ra_pass *pass, const ra_piece *piece, char *packed, char *sums);
+bool ra_items_packed(ra_pass *pass, const ra_piece *piece, char *packed, char *sums);
 /* Adds the items of all rings that this rank has for itself. */
 void ra_items_local(ra_pass *pass);
 

@@ -41,9 +41,21 @@ static void look_at_packed(const ra_item_views *views, ra_item *items, int64_t c
     }
 }
 
-static void add_items(ra_call *call, const ra_piece *piece, const ra_item_views *views, bool packed) {
+/* Does a query meet every key of a packed piece? Items of one target meet distinct keys, so that it is enough to count. */
+static bool meet_all_keys(const ra_problem *p, const ra_piece *piece, const ra_item *items, int64_t count) {
+    int64_t keys = 0;
+    for (const ra_item *item = items; item < items + count; item++) {
+        if (!ra_item_whole(p, item)) return false;
+        keys += item->k.count * item->loop[0].repeat * item->loop[1].repeat;
+    }
+    return keys == piece->repeats * piece->rows;
+}
+
+/* True: the sums begin with the items of the first target that meets the piece, which are fresh; those of others add. */
+static bool add_items(ra_call *call, const ra_piece *piece, const ra_item_views *views, bool packed) {
     const ra_plan *plan = call->plan;
     const ra_ring *ring = &plan->route.rings.rings[piece->ring];
+    bool first = packed && views->dk.data && call->device->begins, begun = false;
     for (int64_t t = 0; t < ring->target_count; t++) {
         if (ring->targets[t].rank != plan->view.rank) continue;
         ra_item *items = &call->entry->items[call->item_count];
@@ -51,12 +63,17 @@ static void add_items(ra_call *call, const ra_piece *piece, const ra_item_views 
         if (packed) look_at_packed(views, items, count);
         else ra_items_look(views, (int64_t)ra_dtype_size(plan->config.dtype), items, count);
         call->item_count += count;
+        if (!first || count == 0) continue;
+        first = false;
+        begun = meet_all_keys(&plan->problem, piece, items, count);
+        for (int64_t i = 0; i < count; i++) items[i].fresh = begun;
     }
+    return begun;
 }
 
 void ra_items_home(ra_pass *pass, const ra_piece *piece) { add_items(&pass->call, piece, &pass->home, false); }
 
-void ra_items_packed(ra_pass *pass, const ra_piece *piece, char *packed, char *sums) {
+bool ra_items_packed(ra_pass *pass, const ra_piece *piece, char *packed, char *sums) {
     const ra_route *route = &pass->call.plan->route;
     ra_item_views views = {.k = ra_packed_view(route, piece, packed),
                            .v = ra_packed_view(route, piece, packed + ra_rows_bytes(&pass->call, piece) / 2)};
@@ -64,7 +81,7 @@ void ra_items_packed(ra_pass *pass, const ra_piece *piece, char *packed, char *s
         views.dk = ra_packed_view(route, piece, sums);
         views.dv = ra_packed_view(route, piece, sums + ra_sums_bytes(&pass->call, piece) / 2);
     }
-    add_items(&pass->call, piece, &views, true);
+    return add_items(&pass->call, piece, &views, true);
 }
 
 void ra_items_local(ra_pass *pass) {

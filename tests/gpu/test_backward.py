@@ -28,16 +28,18 @@ class Backward(unittest.TestCase):
         return q, k, v, out, lse, dout, dlse
 
     def backward(self, q, k, v, out, lse, dout, dlse, desc, sums=False):
-        """(dq, dk, dv) with guard rows around them, which must stay untouched."""
+        """(dq, dk, dv) with guard rows around them, which must stay untouched. sums: "fresh", if those of keys are not zeroed."""
         whole = [torch.full((x.shape[0], x.shape[1] + 2, *x.shape[2:]), 7.0, device=DEVICE, dtype=x.dtype) for x in (q, k, v)]
         results = [x[:, 1:-1] for x in whole]
         delta = torch.full((q.shape[0], q.shape[2], q.shape[1]), math.nan, device=DEVICE).transpose(1, 2)
         apart = [torch.full(x.shape, math.nan, device=DEVICE) for x in results] if sums else None
         problem = backend.problem(q, k, desc)
-        for x in apart or results:
+        for x in apart[:1] if sums == "fresh" else apart or results:
             backend.zero(problem, x)
         backend.delta(problem, dout, out, dlse, delta)
         step = backend.prepare_backward(q, k, v, desc, lse, dout, delta, results, apart)
+        for i in range(step.item_count):
+            step.items[i].fresh = sums == "fresh"
         backend.run(step)
         self.scratch = step.keep[2]
         for result, x in zip(results, apart or ()):
@@ -129,7 +131,8 @@ class Backward(unittest.TestCase):
 
     def test_masked_pairs_inside_a_tile_let_no_infinity_through(self):
         """Key 100 and query 30 hold infinities; only those that attend to the key, or are attended by the query, may show it."""
-        for dtype, d, sums in itertools.product((BF16, F32), (64, 128) if SMALL else (64, 128, 192, 256), (False, True)):
+        dims = (64, 128) if SMALL else (64, 128, 192, 256)
+        for dtype, d, sums in itertools.product((BF16, F32), dims, (False, True, "fresh")):
             desc, n = Desc(causal=True), 160
             q, k, v, out, lse, dout, _ = self.inputs(1, n, n, 1, 1, d, desc, dtype, False, False)
             v[0, 100], dout[0, 30] = math.inf, math.inf
@@ -174,6 +177,18 @@ class Backward(unittest.TestCase):
                     self.case(1, 503, 503, 4, 2, d, desc, dtype, sums=True, dlse=True)
 
     # -------------------------------------------------------------------------------------------------------- numbers
+
+    def test_fresh_sums_may_hold_anything(self):
+        """They are NaN before; where a query meets each key, they become what zeroed ones do."""
+        ways = [(F32, 64, None)] + [(dtype, d, way) for dtype in (BF16, F16) for d in SHAPES for way in (None, "sm80")]
+        for (dtype, d, way), desc in itertools.product(ways, (Desc(), Desc(causal=True), Desc(branches=[(100, 1)], causal=True))):
+            with self.subTest(dtype=dtype, d=d, way=way, **desc.text()), kernel(way):
+                given = self.inputs(2, 300, 300, 4, 2, d, desc, dtype, False, False)
+                fresh, zeroed = (self.backward(*given, desc, sums) for sums in ("fresh", True))
+                q, k, v, _, _, dout, dlse = given
+                self.hold(fresh, q, k, v, dout, dlse, desc)
+                for a, b in zip(fresh, zeroed):
+                    self.assertTrue(torch.equal(a, b))
 
     def test_a_gradient_of_lse_flows_too(self):
         for dtype in (BF16, F32):

@@ -187,12 +187,12 @@ static bool has_pair(const ra_problem *p, const ra_item *item, bool queries, int
     return begin < ra_min(end, item->q.count);
 }
 
-/* The rows of a progression from sums [B, rows, heads, dim] to a result, for `heads` heads from `first` on in both. Rows
- * without a pair keep what they hold, as those that a GPU's kernels skip. */
+/* The rows of a progression from sums [B, rows, heads, dim] to a result, for `heads` heads from `first` on in both; or, where
+ * sums.data is NULL, zeros to a result of f32. Rows without a pair keep what they hold, as those that a GPU's kernels skip. */
 static void take_rows(const call *c, const ra_item *item, bool queries, ra_tensor sums, ra_tensor result, int64_t first,
                       int64_t heads) {
     const ra_item_rows *rows = queries ? &item->q : &item->k;
-    const int64_t size = (int64_t)ra_dtype_size(c->problem.dtype), dim = c->problem.head_dim;
+    const int64_t size = sums.data ? (int64_t)ra_dtype_size(c->problem.dtype) : 4, dim = c->problem.head_dim;
     for (int64_t i0 = 0; i0 < item->loop[0].repeat; i0++)
         for (int64_t i1 = 0; i1 < item->loop[1].repeat; i1++)
             for (int64_t a = 0; a < rows->count; a++) {
@@ -200,10 +200,13 @@ static void take_rows(const call *c, const ra_item *item, bool queries, ra_tenso
                                     i0 * (queries ? item->loop[0].q_row : item->loop[0].k_row) +
                                     i1 * (queries ? item->loop[1].q_row : item->loop[1].k_row);
                 for (int64_t b = 0; b < c->problem.batch; b++)
-                    for (int64_t h = first; h < first + heads && has_pair(&c->problem, item, queries, i0, i1, a, b); h++)
-                        ra_convert((char *)result.data + (b * result.batch + row * result.row + h * result.head) * size,
-                                   c->problem.dtype,
-                                   (float *)sums.data + b * sums.batch + row * sums.row + h * sums.head, RA_F32, dim);
+                    for (int64_t h = first; h < first + heads && has_pair(&c->problem, item, queries, i0, i1, a, b); h++) {
+                        char *to = (char *)result.data + (b * result.batch + row * result.row + h * result.head) * size;
+                        if (sums.data)
+                            ra_convert(to, c->problem.dtype,
+                                       (float *)sums.data + b * sums.batch + row * sums.row + h * sums.head, RA_F32, dim);
+                        else memset(to, 0, (size_t)(dim * size));
+                    }
             }
 }
 
@@ -239,6 +242,21 @@ static void run_single(call *c, ra_backward_step *s) {
     free(dq);
 }
 
+/* The CPU's kernels add to all sums: those that begin with an item are zeroed just before it, be it the first of its keys or
+ * not. */
+static void run_sums(call *c, const ra_backward_step *s) {
+    ra_backward_step part = *s;
+    for (int64_t first = 0, end; first < s->item_count; first = end) {
+        const ra_item *item = &c->items[first];
+        for (int i = 0; i < 2 && item->fresh; i++)
+            take_rows(c, item, false, (ra_tensor){0}, i ? item->dv_view : item->dk_view, 0, item->heads.count);
+        for (end = first + 1; end < s->item_count && !c->items[end].fresh;) end++;
+        part.items = item;
+        part.item_count = end - first;
+        c->kernel->backward(&part);
+    }
+}
+
 static void run_backward(call *c) {
     ra_backward_step *s = &c->backward;
     s->problem = &c->problem;
@@ -247,7 +265,7 @@ static void run_backward(call *c) {
     s->poll = NULL;
     s->scratch = zeros(c->kernel->backward_scratch(&c->problem, 1));
     if (s->single) run_single(c, s);
-    else c->kernel->backward(s);
+    else run_sums(c, s);
     free(s->scratch);
 }
 

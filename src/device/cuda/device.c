@@ -177,6 +177,7 @@ const ra_device_ops ra_cuda_device_ops = {
     .usual_bucket = 8192, /* four times as many rows are up to 7 % faster, but two ranks then need more memory than one */
     .fills = true,
     .joins = true,
+    .begins = true,
     .memory = &device_memory,
     .copies = &copies,
     .zero = zero,

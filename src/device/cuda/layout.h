@@ -48,7 +48,7 @@
     F(ra_item, int64_t, branch) F(ra_item, ra_span, heads) F(ra_item, ra_item_rows, q) F(ra_item, ra_item_rows, k)             \
     F(ra_item, ra_item_loop, loop) F(ra_item, int64_t, origin) F(ra_item, int64_t, rate) F(ra_item, ra_tensor, k_view)         \
     F(ra_item, ra_tensor, v_view) F(ra_item, ra_tensor, dk_view) F(ra_item, ra_tensor, dv_view)                                \
-    F(ra_item, ra_tensor, dk_result) F(ra_item, ra_tensor, dv_result)                                                          \
+    F(ra_item, ra_tensor, dk_result) F(ra_item, ra_tensor, dv_result) F(ra_item, bool, fresh)                                  \
     S(ra_problem)                                                                                                              \
     F(ra_problem, ra_dtype, dtype) F(ra_problem, int64_t, batch) F(ra_problem, int64_t, heads)                                 \
     F(ra_problem, int64_t, kv_heads) F(ra_problem, int64_t, head_dim) F(ra_problem, int64_t, rows_q)                           \

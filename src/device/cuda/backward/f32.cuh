@@ -78,13 +78,13 @@ template <class S> __device__ __forceinline__ bool is_doubtful(const float (&sum
 
 /* This thread's sums of own row r to row `at` of a gradient. */
 template <class S>
-__device__ __forceinline__ void put_row(const Job &job, const ra_tensor &to, int64_t batch, int64_t at, int64_t head, int tx,
-                                        const float (&sum)[S::COLUMNS], float scale) {
+__device__ __forceinline__ void put_row(const Job &job, const ra_tensor &to, bool fresh, int64_t batch, int64_t at,
+                                        int64_t head, int tx, const float (&sum)[S::COLUMNS], float scale) {
     void *row = gradient_row<float>(job.single, to, batch, at, head);
 #pragma unroll
     for (int i = 0; i < S::COLUMNS; i++) {
         const int d = i / 4 * 64 + tx * 4 + i % 4;
-        if (d < job.head_dim) put<float>(job.single, row, d, sum[i] * scale);
+        if (d < job.head_dim) put<float>(job.single, fresh, row, d, sum[i] * scale);
     }
 }
 
@@ -158,8 +158,8 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_keys_f32(const __grid_
     for (int r = 0; r < S::RO; r++) {
         if (key + r >= item.k.count) continue;
         const int64_t at = k_row + (key + r) * item.k.row_step;
-        put_row<S>(job, to.dk, work.batch, at, work.at[INDEX_HEAD], tx, dk[r], job.scale);
-        put_row<S>(job, to.dv, work.batch, at, work.at[INDEX_HEAD], tx, dv[r], 1.f);
+        put_row<S>(job, to.dk, to.fresh, work.batch, at, work.at[INDEX_HEAD], tx, dk[r], job.scale);
+        put_row<S>(job, to.dv, to.fresh, work.batch, at, work.at[INDEX_HEAD], tx, dv[r], 1.f);
     }
 }
 
@@ -229,7 +229,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_queries_f32(const __gr
 #pragma unroll
     for (int r = 0; r < S::RO; r++)
         if (row + r < work.rows)
-            put_row<S>(job, backward.dq, work.batch, work.q_row + (row + r) * item.q.row_step, work.head, tx, dq[r],
+            put_row<S>(job, backward.dq, false, work.batch, work.q_row + (row + r) * item.q.row_step, work.head, tx, dq[r],
                        job.scale);
 }
 

@@ -35,9 +35,10 @@ __device__ __forceinline__ float keep_factor(const Job &job, const Work &work, i
     return is_kept(job, draw, place) ? job.keep_scale : 0.f;
 }
 
-/* One number of a gradient: a result, or added to a sum. */
-template <typename T> __device__ __forceinline__ void put(bool single, void *row, int d, float x) {
+/* One number of a gradient: a result, or added to a sum, or a sum that is fresh. */
+template <typename T> __device__ __forceinline__ void put(bool single, bool fresh, void *row, int d, float x) {
     if (single) static_cast<T *>(row)[d] = from_float<T>(x);
+    else if (fresh) static_cast<float *>(row)[d] = x;
     else static_cast<float *>(row)[d] += x;
 }
 template <typename T>
@@ -105,14 +106,15 @@ __device__ __noinline__ void recompute_keys(const BackwardJob &backward, const K
                     }
                 }
             }
-        void *to_dk = gradient_row<T>(job.single, backward.gradients[work.item].dk, work.batch, row, work.at[INDEX_HEAD]);
-        void *to_dv = gradient_row<T>(job.single, backward.gradients[work.item].dv, work.batch, row, work.at[INDEX_HEAD]);
+        const KeyGradients &to = backward.gradients[work.item];
+        void *to_dk = gradient_row<T>(job.single, to.dk, work.batch, row, work.at[INDEX_HEAD]);
+        void *to_dv = gradient_row<T>(job.single, to.dv, work.batch, row, work.at[INDEX_HEAD]);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const int d = begin + lane + 32 * i;
             if (d >= end) continue;
-            if (DK) put<T>(job.single, to_dk, d, dk[i] * job.scale);
-            if (DV) put<T>(job.single, to_dv, d, dv[i]);
+            if (DK) put<T>(job.single, to.fresh, to_dk, d, dk[i] * job.scale);
+            if (DV) put<T>(job.single, to.fresh, to_dv, d, dv[i]);
         }
     }
 }
@@ -156,7 +158,7 @@ __device__ __noinline__ void recompute_queries(const BackwardJob &backward, cons
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             const int d = begin + lane + 32 * i;
-            if (d < end) put<T>(job.single, to, d, dq[i] * job.scale);
+            if (d < end) put<T>(job.single, false, to, d, dq[i] * job.scale);
         }
     }
 }

@@ -10,9 +10,10 @@ namespace ra {
 
 struct KeyGradients {
     ra_tensor dk, dv; /* by head index, as k_view and v_view */
+    bool fresh;       /* of an item: see ra_item */
 };
 
-/* When job.single, dq, dk and dv are results in the problem's type; otherwise f32 sums, which are added to. */
+/* When job.single, dq, dk and dv are results in the problem's type; otherwise f32 sums, which are added to, unless fresh. */
 struct BackwardJob {
     ra_tensor dout, delta, dq;
     int32_t group; /* query heads of a KV head */

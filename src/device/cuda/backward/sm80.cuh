@@ -72,9 +72,9 @@ __device__ __forceinline__ void add_weighted(float (&sum)[S::COLUMNS / 2], const
 
 /* Sums of rows `row` and row + 8 of a gradient, as an mma's accumulators, to memory. rows: there are no more. */
 template <typename T, class S>
-__device__ __forceinline__ void put_sums(const Job &job, const ra_tensor &to, int64_t batch, int64_t first, int64_t step,
-                                         int64_t head, int row, int rows, int column, const float (&sum)[S::COLUMNS / 2],
-                                         float scale) {
+__device__ __forceinline__ void put_sums(const Job &job, const ra_tensor &to, bool fresh, int64_t batch, int64_t first,
+                                         int64_t step, int64_t head, int row, int rows, int column,
+                                         const float (&sum)[S::COLUMNS / 2], float scale) {
     const int quad = threadIdx.x & 3;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void put_sums(const Job &job, const ra_tensor &to, in
 #pragma unroll
         for (int i = 0; i < S::COLUMNS / 4; i++) {
             const int d = column + i / 2 * 8 + quad * 2 + i % 2;
-            if (d < job.head_dim) put<T>(job.single, at, d, sum[i / 2 * 4 + 2 * r + i % 2] * scale);
+            if (d < job.head_dim) put<T>(job.single, fresh, at, d, sum[i / 2 * 4 + 2 * r + i % 2] * scale);
         }
     }
 }
@@ -180,9 +180,10 @@ __global__ void __launch_bounds__(S::THREADS) backward_keys_sm80(const __grid_co
         return;
     }
     const KeyGradients &to = backward.gradients[work.item];
-    put_sums<T, S>(job, to.dk, work.batch, k_row, item.k.row_step, work.at[INDEX_HEAD], key, item.k.count, column, dk,
-                   job.scale);
-    put_sums<T, S>(job, to.dv, work.batch, k_row, item.k.row_step, work.at[INDEX_HEAD], key, item.k.count, column, dv, 1.f);
+    put_sums<T, S>(job, to.dk, to.fresh, work.batch, k_row, item.k.row_step, work.at[INDEX_HEAD], key, item.k.count, column,
+                   dk, job.scale);
+    put_sums<T, S>(job, to.dv, to.fresh, work.batch, k_row, item.k.row_step, work.at[INDEX_HEAD], key, item.k.count, column,
+                   dv, 1.f);
 }
 
 /* -------------------------------------------------------------------------------------------------------------------- dq */
@@ -259,7 +260,8 @@ __global__ void __launch_bounds__(S::THREADS) backward_queries_sm80(const __grid
     if (__any_sync(~0u, masked) && __any_sync(~0u, is_doubtful(dq)))
         recompute_queries<T>(backward, work, work.head, work.row + warp * 16, 16, 0, S::D);
     else
-        put_sums<T, S>(job, backward.dq, work.batch, work.q_row, item.q.row_step, work.head, row, work.rows, 0, dq, job.scale);
+        put_sums<T, S>(job, backward.dq, false, work.batch, work.q_row, item.q.row_step, work.head, row, work.rows, 0, dq,
+                       job.scale);
 }
 
 } // namespace ra

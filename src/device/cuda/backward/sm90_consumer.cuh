@@ -75,8 +75,10 @@ template <typename T, class S> struct BackConsumer : BackWarpgroup<T, S> {
         const JobItem &rows = job.items[work.base.item];
         const bool valid = key < rows.k.count, valid8 = key + 8 < rows.k.count;
         const int64_t dk_step = rows.k.row_step * to.dk.row, dv_step = rows.k.row_step * to.dv.row;
-        put_scaled<T, D, S::SINGLE>(to.dv.data, work.dv + key * dv_step, dv_step, dv, 1.f, valid, valid8, job.head_dim);
-        put_scaled<T, D, S::SINGLE>(to.dk.data, work.dk + key * dk_step, dk_step, dk, job.scale, valid, valid8, job.head_dim);
+        put_scaled<T, D, S::SINGLE>(to.dv.data, to.fresh, work.dv + key * dv_step, dv_step, dv, 1.f, valid, valid8,
+                                    job.head_dim);
+        put_scaled<T, D, S::SINGLE>(to.dk.data, to.fresh, work.dk + key * dk_step, dk_step, dk, job.scale, valid, valid8,
+                                    job.head_dim);
     }
 
     /* Block number `turn` of query rows, at once or in halves; the first of a tile has no dQ to add yet. `held`: the dQ that

@@ -42,8 +42,12 @@ __device__ __forceinline__ void add_stored(const float *from, float *x) {
     x[0] = a + x[0], x[1] = b + x[1], x[2] = c + x[2], x[3] = d + x[3];
 }
 
-__device__ __forceinline__ void reduce_pair(float *to, float x, float y) {
-    asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(__cvta_generic_to_global(to)), "f"(x), "f"(y)
+/* Adds to two sums, or stores them if they are fresh. One predicate for all of a row, where a branch would double the code. */
+__device__ __forceinline__ void put_pair(float *to, bool fresh, float x, float y) {
+    asm volatile("{ .reg .pred fresh; setp.ne.u32 fresh, %3, 0;"
+                 "@fresh st.global.v2.f32 [%0], {%1, %2};"
+                 "@!fresh red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2}; }" ::"l"(__cvta_generic_to_global(to)),
+                 "f"(x), "f"(y), "r"((uint32_t)fresh)
                  : "memory");
 }
 
@@ -67,26 +71,26 @@ __device__ __forceinline__ void write_scaled(T *to, int64_t step, const float *o
     }
 }
 
-/* The same, added to rows of f32 sums. Nobody else adds to them meanwhile, so that a reduction, which waits for no load,
- * gives the same bits as a sum would. */
+/* The same, added to rows of f32 sums, or stored if these are fresh. Nobody else adds to them meanwhile, so that a reduction,
+ * which waits for no load, gives the same bits as a sum would. */
 template <int N>
-__device__ __forceinline__ void add_scaled(float *to, int64_t step, const float *o, float scale, bool valid, bool valid8,
-                                           int columns) {
+__device__ __forceinline__ void add_scaled(float *to, bool fresh, int64_t step, const float *o, float scale, bool valid,
+                                           bool valid8, int columns) {
     const int quad = threadIdx.x & 3;
 #pragma unroll
     for (int r = 0; r < 2; r++, to += 8 * step) {
 #pragma unroll
         for (int g = 0; g < N / 8; g++)
             if ((r ? valid8 : valid) && g * 8 < columns)
-                reduce_pair(to + g * 8 + quad * 2, o[g * 4 + 2 * r] * scale, o[g * 4 + 2 * r + 1] * scale);
+                put_pair(to + g * 8 + quad * 2, fresh, o[g * 4 + 2 * r] * scale, o[g * 4 + 2 * r + 1] * scale);
     }
 }
 /* To results or sums, `at` elements from their start. */
 template <typename T, int N, bool SINGLE>
-__device__ __forceinline__ void put_scaled(void *data, int64_t at, int64_t step, const float *o, float scale,
+__device__ __forceinline__ void put_scaled(void *data, bool fresh, int64_t at, int64_t step, const float *o, float scale,
                                            bool valid, bool valid8, int columns) {
     if constexpr (SINGLE) write_scaled<T, N>(static_cast<T *>(data) + at, step, o, scale, valid, valid8, columns);
-    else add_scaled<N>(static_cast<float *>(data) + at, step, o, scale, valid, valid8, columns);
+    else add_scaled<N>(static_cast<float *>(data) + at, fresh, step, o, scale, valid, valid8, columns);
 }
 
 /* Whether all of them are finite, for the whole warp. */

@@ -205,8 +205,8 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
             }
             return;
         }
-        put_scaled<T, 64, S::SINGLE>(back.dq.data, rows.dq + row * rows.dq_step + column, rows.dq_step, dq, job.scale, valid,
-                                     valid8, job.head_dim - column);
+        put_scaled<T, 64, S::SINGLE>(back.dq.data, false, rows.dq + row * rows.dq_step + column, rows.dq_step, dq, job.scale,
+                                     valid, valid8, job.head_dim - column);
     }
     /* Which of this warpgroup's parts of dQ is that of block number n, counted from the start. */
     __device__ __forceinline__ uint32_t part_number(uint32_t n, int piece) const { return n * S::pieces(wg()) + piece; }

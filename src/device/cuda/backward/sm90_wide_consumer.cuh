@@ -143,7 +143,7 @@ template <typename T, class S, int WG> struct WideConsumer : BackWarpgroup<T, S,
         const ra_tensor &to = WEIGHS ? gradients.dv : gradients.dk;
         const JobItem &rows = job.items[work.base.item];
         const int64_t at = WEIGHS ? work.dv : work.dk, row_step = rows.k.row_step * to.row;
-        put_scaled<T, D, S::SINGLE>(to.data, at + key * row_step, row_step, sums, WEIGHS ? 1.f : job.scale,
+        put_scaled<T, D, S::SINGLE>(to.data, gradients.fresh, at + key * row_step, row_step, sums, WEIGHS ? 1.f : job.scale,
                                     key < rows.k.count, key + 8 < rows.k.count, job.head_dim);
     }
 

@@ -15,7 +15,8 @@ extern const Variant backward_queries_f32_d64, backward_queries_f32_d128, backwa
 
 /* Where the gradients of an item's keys go. */
 inline KeyGradients key_gradients(const ra_backward_step *step, const ra_item *item) {
-    return step->single ? KeyGradients{item->dk_result, item->dv_result} : KeyGradients{item->dk_view, item->dv_view};
+    return step->single ? KeyGradients{item->dk_result, item->dv_result, false}
+                        : KeyGradients{item->dk_view, item->dv_view, item->fresh};
 }
 
 /* Hopper's: NULL, or why it does not compute the problem; the scratch that it needs; and its launch (false: it does not take
