@@ -47,8 +47,8 @@ __device__ __forceinline__ bool within(int x, int start, int step, int count) {
     return d >= 0 && d <= (count - 1) * step && d % step == 0;
 }
 
-/* Which of the heads first, first + 1, ... + 31 of a row are used, as bits. By a whole warp: each lane looks at one set of rows,
- * and then at one head. */
+/* Which of the heads first, first + 1, ... + 31 of a row are used, as bits. By a whole warp: each lane looks at one set of
+ * rows, and then at one head. */
 __device__ __forceinline__ uint32_t used_heads(const UsedSets &used, int row, int first) {
     if (used.count == 0) return ~0u;
     const int lane = (int)threadIdx.x;
@@ -307,10 +307,11 @@ extern "C" ra_status ra_cuda_backend_spoil(const ra_problem *p, ra_tensor tensor
     ZeroCall call;
     call.tensor = tensor;
     call.gaps = false;
-    call.vectors = in_widest(p, tensor, size_of(p->dtype));
+    const int64_t size = size_of(p->dtype);
+    call.vectors = in_widest(p, tensor, size);
     call.value = NAN;
-    return launch_rows(RA_BY_TYPE(p->dtype, zero_rows), p, nullptr, call, call.vectors ? 16 / size_of(p->dtype) : 1, rows, heads,
-                       stream, error);
+    return launch_rows(RA_BY_TYPE(p->dtype, zero_rows), p, nullptr, call, call.vectors ? 16 / size : 1, rows, heads, stream,
+                       error);
 }
 
 extern "C" ra_status ra_cuda_backend_delta(const ra_problem *p, const ra_used_rows *used, ra_tensor dout, ra_tensor out,
@@ -322,8 +323,8 @@ extern "C" ra_status ra_cuda_backend_delta(const ra_problem *p, const ra_used_ro
     call.delta = delta;
     const int64_t size = size_of(p->dtype);
     call.vectors = in_widest(p, dout, size) && in_widest(p, out, size);
-    return launch_rows(RA_BY_TYPE(p->dtype, delta_rows), p, used, call, call.vectors ? 16 / size : 1, p->rows_q, p->heads, stream,
-                       error);
+    return launch_rows(RA_BY_TYPE(p->dtype, delta_rows), p, used, call, call.vectors ? 16 / size : 1, p->rows_q, p->heads,
+                       stream, error);
 }
 
 extern "C" ra_status ra_cuda_backend_convert(const ra_problem *p, const ra_used_rows *used, ra_tensor to, ra_tensor from,
