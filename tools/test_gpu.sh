@@ -2,6 +2,7 @@
 # test_gpu.sh BUILD [part...]: what needs a GPU, over the build in BUILD.
 # Parts: kernels python cli memcheck racecheck (default: all); groups, which kernels includes: Python on several ranks; bits and
 # faults, which kernels includes in small: a thousand runs of each shape, and ranks lost at every step.
+# JOBS (4) tests run beside each other.
 set -u
 build=$1
 shift
@@ -9,7 +10,7 @@ cd "$(dirname "$0")/.." || exit 1
 python=${PYTHON:-python3}
 export RINGATTN_CUDA_LIBRARY=$build/libringattn_cuda.so RINGATTN_LIBRARY=$build/libringattn.so RINGATTN=$build/ringattn
 export PYTHONPATH=python PYTHONDONTWRITEBYTECODE=1
-failed=()
+failed=() beside=("$python" tests/gpu/beside.py --jobs "${JOBS:-4}")
 
 # check NAME COMMAND...
 check() {
@@ -25,8 +26,8 @@ sanitize() {
     local tool=$1 library=$2 tests=()
     shift 2
     for name in "$@"; do tests+=(-k "$name"); done
-    RINGATTN_CUDA_LIBRARY=$library RINGATTN_GPU_SMALL=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool "$tool" \
-        --error-exitcode 1 --kernel-regex kns=2ra "$python" -m unittest discover -s tests/gpu "${tests[@]}"
+    RINGATTN_CUDA_LIBRARY=$library RINGATTN_GPU_SMALL=1 PYTORCH_NO_CUDA_MEMORY_CACHING=1 "${beside[@]}" "${tests[@]}" \
+        --under "compute-sanitizer --tool $tool --error-exitcode 1 --kernel-regex kns=2ra"
 }
 memcheck() {
     sanitize memcheck "$RINGATTN_CUDA_LIBRARY" hoppers head_dimension lengths windows masked_nan masked_row dilated residues mix \
@@ -40,12 +41,12 @@ racecheck() {
 for part in "${@:-kernels python cli memcheck racecheck}"; do
     for name in $part; do
         case $name in
-        kernels) check kernels "$python" -m unittest discover -s tests/gpu ;;
+        kernels) check kernels "${beside[@]}" ;;
         python) check python "$python" -m pytest -q -p no:cacheprovider python/tests/test_cuda*.py ;;
-        groups) check groups "$python" -m unittest discover -s tests/gpu -p test_python_groups.py ;;
+        groups) check groups "${beside[@]}" --pattern test_python_groups.py ;;
         bits) check bits "$python" tests/gpu/same_bits.py ;;
         faults) check faults "$python" tests/gpu/faults.py ;;
-        cli) check cli "$python" tests/gpu/cli.py ;;
+        cli) check cli "${beside[@]}" --pattern cli.py ;;
         memcheck | racecheck) check "$name" "$name" ;;
         *) echo "test_gpu.sh: no part '$name'" >&2 && exit 2 ;;
         esac
