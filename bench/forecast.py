@@ -37,13 +37,14 @@ def cases():
     for rank in (0, 31):
         yield "played", "h200x64", BILLION, {"rank": rank}
     yield "played", "h200x64", {**BILLION, "seq": 1 << 30}, {"rank": 17}  # segments inside shards
+    yield "played", "h200x64", {**BILLION, "seq": 1 << 27, "ring-size": 16, "combine": "mix"}, {"rank": 5}  # all rows have a state
     yield "played", "h200x64", {**DENSE, **CAUSAL, "seq": 262144, "ring-size": 8, "schedule": "ring"}, {"rank": 3}
 
 
 def is_source(row):
     """Do numbers of the model come from this case?"""
-    two, billion = {"ring-size": 2, "layout": "contiguous"}, {"ring-size": 64, "seq": BILLION["seq"]}
-    return row["group"] == "one rank" or any(part.items() <= row["options"].items() for part in (two, billion))
+    two, mixed = {"ring-size": 2, "layout": "contiguous"}, {"combine": "mix"}
+    return row["group"] == "one rank" or any(part.items() <= row["options"].items() for part in (two, mixed))
 
 
 def words(options):
@@ -85,6 +86,7 @@ def text(row):
     shown += f" p={options['ring-size']}" if "ring-size" in options else ""
     shown += "".join(f" {name}" for name in ("causal", "offload") if options.get(name))
     shown += " dilated" if "dilation-rates" in options else ""
+    shown += " mixed" if "combine" in options else ""
     return shown + (f" rank {row['rank']}" if "rank" in row else "")
 
 

@@ -141,22 +141,17 @@ ra_status machine_suits(const machine *m, const ra_attention_desc *desc) {
 
 /* ------------------------------------------------------------------------------------------------------------- predicting */
 
-/* Does every row of the rank meet all of its keys at once, so that it needs no running state? */
-static bool meets_at_once(const ra_attention_desc *desc, const ra_rank_summary *r) {
-    const bool mixed = desc->combine == RA_COMBINE_MIX && desc->branches > 1;
-    return r->hops == 0 && !mixed && !desc->offload && desc->query_placement == RA_SHARDED;
-}
-
 /* As many keys as the visits of query rows cost. A row that meets its keys at once is visited once, others for each bucket; the
- * two runs of a zigzag shard share a bucket. */
+ * two runs of a zigzag shard share a bucket. Of the pairs, rows with a state have their share. */
 static double keys_of_visits(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *r,
                              bool backward) {
     const double rows = (double)desc->batch * (double)r->rows_q * (double)desc->heads;
     const double used = rows - (r->holes > 0 ? (double)r->holes : 0);
-    if (meets_at_once(desc, r)) return used * m->visit_keys[backward];
+    const double carried = fmin(used, (double)r->state_rows), share = used > 0 ? carried / used : 0;
     const double bucket = (double)r->bucket / (desc->layout == RA_LAYOUT_ZIGZAG && ranks > 1 ? 2 : 1);
-    const double visits = fmax(used, bucket > 0 ? (double)r->pairs / bucket : 0);
-    return visits * (m->visit_keys[backward] + m->state_keys[backward]) + rows * m->end_keys[backward];
+    const double visits = fmax(carried, bucket > 0 ? share * (double)r->pairs / bucket : 0);
+    return (used - carried) * m->visit_keys[backward] + visits * (m->visit_keys[backward] + m->state_keys[backward]) +
+           carried * m->end_keys[backward];
 }
 
 static double compute_seconds(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *r,

@@ -246,6 +246,8 @@ typedef struct ra_rank_summary {
     ra_schedule schedule; /* what is chosen where the descriptor leaves a choice, the same on every rank, and why */
     int64_t bucket;
     char reason[160];
+    int64_t state_rows; /* (query row, query head) pairs over the batch that a GPU gives a running state; others meet all of
+                           their keys at once */
 } ra_rank_summary;
 
 /* The summary of any rank of any group size, without a communicator. */

@@ -225,6 +225,25 @@ static void larger_structs_of_later_versions_are_filled(void **state) {
     assert_true(more.stats.steps >= 1);
 }
 
+/* One that was built against version 0.1 passes a summary without the fields that came later. */
+static void summaries_of_earlier_versions_are_filled_as_far_as_they_go(void **state) {
+    fixture *f = *state;
+    const size_t earlier = offsetof(ra_rank_summary, state_rows);
+    ra_rank_summary summaries[2];
+    memset(summaries, 0x5a, sizeof summaries);
+    summaries[0].struct_size = (uint32_t)earlier;
+    assert_int_equal(ra_plan_summary(&f->c.desc, 0, 1, summaries), RA_OK);
+    assert_int_equal(summaries[0].rows_q, N);
+    assert_int_equal(summaries[0].state_rows, 0x5a5a5a5a5a5a5a5a);
+    ra_rank_summary *second = (ra_rank_summary *)(void *)((char *)summaries + earlier);
+    second->struct_size = (uint32_t)earlier;
+    assert_int_equal(ra_plan_summaries(&f->c.desc, 2, summaries), RA_OK);
+    assert_int_equal(second->rank, 1);
+    assert_int_equal(*((char *)second + earlier), 0x5a);
+    second->struct_size = (uint32_t)earlier - 1;
+    invalid(ra_plan_summaries(&f->c.desc, 2, summaries), "struct_size");
+}
+
 /* ------------------------------------------------------------------------------------------------- communicators */
 
 static ra_status refuse_post(void *ctx, int peer, uint64_t tag, void *buf, size_t bytes, void **request) {
@@ -489,6 +508,7 @@ int main(void) {
         WITH_PLAN(backward_refuses_bad_tensors),
         WITH_PLAN(plans_and_summaries_refuse_bad_arguments),
         WITH_PLAN(larger_structs_of_later_versions_are_filled),
+        WITH_PLAN(summaries_of_earlier_versions_are_filled_as_far_as_they_go),
         WITH_PLAN(communicators_refuse_bad_arguments),
         WITH_PLAN(an_aborted_communicator_stays_aborted),
         WITH_PLAN(plan_queries_answer),

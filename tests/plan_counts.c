@@ -281,6 +281,30 @@ static void more_than_2_to_the_31_is_counted_and_more_than_2_to_the_63_is_not_ne
     assert_true(status == RA_INVALID || (status == RA_OK && s.pairs == INT64_MAX));
 }
 
+static void state_rows_of(const test_case *c, int rank, int64_t expected) {
+    assert_int_equal(summary(c, rank).state_rows, c->desc.batch * c->desc.heads * expected);
+}
+
+/* On a GPU, rows that meet all of their keys at once have none. */
+static void rows_of_segments_that_straddle_two_ranks_have_a_state(void **state) {
+    (void)state;
+    const int64_t segment = 16, rate = 1;
+    test_case c = {.ranks = 2};
+    ra_attention_desc_init(&c.desc);
+    c.desc.batch = 3;
+    c.desc.heads = 2;
+    c.desc.head_dim = 8;
+    c.desc.seq_q = c.desc.seq_k = 40; /* 20 rows a rank */
+    state_rows_of(&c, 0, 20);
+    c.desc.segment_lengths = &segment;
+    c.desc.dilation_rates = &rate;
+    c.desc.branches = 1;
+    state_rows_of(&c, 0, 4); /* of segment 16 to 31 */
+    state_rows_of(&c, 1, 12);
+    c.desc.seq_q = c.desc.seq_k = 64;
+    state_rows_of(&c, 0, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(pairs_and_holes_of_each_rank_are_those_of_its_queries),
@@ -289,6 +313,7 @@ int main(void) {
         cmocka_unit_test(segments_inside_a_shard_send_nothing),
         cmocka_unit_test(segments_of_whole_shards_send_what_the_formula_says),
         cmocka_unit_test(a_plan_at_1000_n_has_as_many_items),
+        cmocka_unit_test(rows_of_segments_that_straddle_two_ranks_have_a_state),
         cmocka_unit_test(summaries_of_all_ranks_are_those_of_each),
         cmocka_unit_test(more_than_2_to_the_31_is_counted_and_more_than_2_to_the_63_is_not_negative),
     };

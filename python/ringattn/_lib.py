@@ -145,6 +145,7 @@ class Summary(Struct):
         ("schedule", c_int),
         ("bucket", c_int64),
         ("reason", ctypes.c_char * 160),
+        ("state_rows", c_int64),
     ]
 
 

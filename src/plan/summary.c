@@ -1,4 +1,5 @@
 /* What a rank does and needs, in numbers, without doing it. */
+#include <stddef.h>
 #include <string.h>
 
 #include "core/dtype.h"
@@ -210,6 +211,13 @@ static ra_status covered_rows(const ra_route *route, const ra_view *view, int64_
     return status;
 }
 
+/* Rows that carry a state from step to step, where those at home need none (ra_pass_shape.parted). */
+static int64_t state_rows(const ra_config *c, const ra_view *view) {
+    const ra_used_rows *used = view->parted && !c->offload ? &view->shared_q : &view->used_q;
+    if (view->single && !c->offload) return 0;
+    return c->batch * (used->count > 0 ? ra_used_count(used->sets, used->count) : view->rows_q * c->heads);
+}
+
 ra_status ra_summarise(const ra_plan *plan, const ra_view *view, ra_rank_summary *summary) {
     const ra_route *route = &plan->route;
     const ra_config *c = route->config;
@@ -224,7 +232,7 @@ ra_status ra_summarise(const ra_plan *plan, const ra_view *view, ra_rank_summary
     for (int backward = 0; backward < 2 && ra_merges(c, view->ranks); backward++)
         merged[backward] = ra_tree_bytes(&(ra_tree){plan->schedule, view->rank, view->ranks},
                                          plan->kernel->device->travelling_bytes(&plan->problem, backward));
-    *summary = (ra_rank_summary){
+    ra_rank_summary found = {
         .struct_size = summary->struct_size,
         .rank = view->rank,
         .rows_q = view->rows_q,
@@ -241,14 +249,16 @@ ra_status ra_summarise(const ra_plan *plan, const ra_view *view, ra_rank_summary
         .workspace_bytes_backward = ra_workspace_of(c, view, plan->kernel, plan->threads, true).total,
         .schedule = plan->schedule,
         .bucket = ra_plan_bucket(plan),
+        .state_rows = state_rows(c, view),
     };
     if (c->offload) {
-        summary->shard_bytes = summary->shard_bytes_backward = 0;
-        summary->workspace_bytes = plan->forward.total;
-        summary->workspace_bytes_backward = plan->backward.total;
-        for (int i = 0; i < plan->blocks[0].count; i++) summary->hops += plan->blocks[0].visits[i];
+        found.shard_bytes = found.shard_bytes_backward = 0;
+        found.workspace_bytes = plan->forward.total;
+        found.workspace_bytes_backward = plan->backward.total;
+        for (int i = 0; i < plan->blocks[0].count; i++) found.hops += plan->blocks[0].visits[i];
     }
-    memcpy(summary->reason, plan->reason, sizeof summary->reason);
+    memcpy(found.reason, plan->reason, sizeof found.reason);
+    memcpy(summary, &found, (size_t)ra_min(summary->struct_size, sizeof found)); /* an earlier header's is shorter */
     return RA_OK;
 }
 
@@ -261,7 +271,8 @@ static ra_status check_group(int rank, int ranks) {
 
 static ra_status check_summary(const ra_rank_summary *summary) {
     if (!summary) return ra_fail(RA_INVALID, "summary is NULL");
-    if (summary->struct_size < sizeof *summary) /* a later header's is larger, and its known part is filled */
+    /* As version 0.1 had it, at least. A later header's is larger, and its known part is filled. */
+    if (summary->struct_size < offsetof(ra_rank_summary, state_rows))
         return ra_fail(RA_INVALID, "summary.struct_size is %u; set it to sizeof(ra_rank_summary), which is %zu",
                        summary->struct_size, sizeof *summary);
     return RA_OK;
