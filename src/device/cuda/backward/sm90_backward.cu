@@ -70,14 +70,15 @@ static int64_t query_blocks(const ra_backward_step *step, const Variant *variant
 
 /* -------------------------------------------------------------------------------------------------------------------- job */
 
-/* Are the tiles so many and short that the heaviest may be dealt last? */
+/* Are the tiles so many and short that the heaviest may be dealt last? A multiprocessor has as much to do as 16 of these. */
 static bool tiles_are_short(const ra_backward_step *step, const Variant *variant, const Device &device) {
     const ra_problem *p = step->problem;
     const int64_t group = p->heads / p->kv_heads;
     int64_t heaviest = 0, all = 0; /* blocks of query rows; of causal tiles half of them */
     for (int64_t i = 0; i < step->item_count; i++) {
         const ra_item *item = &step->items[i];
-        const int64_t walk = ra_ceil_div(item->q.count, variant->rows) * group, tiles = ra_ceil_div(item->k.count, variant->keys);
+        const int64_t walk = ra_ceil_div(item->q.count, variant->rows) * group;
+        const int64_t tiles = ra_ceil_div(item->k.count, variant->keys);
         heaviest = ra_max(heaviest, walk);
         all += walk * tiles / 2 * item->heads.count * item->loop[0].repeat * item->loop[1].repeat * p->batch;
     }

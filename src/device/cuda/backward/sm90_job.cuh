@@ -6,17 +6,17 @@
  * block of query rows are an interval; they add in the order in which tiles are dealt. A tile waits only for tiles that were
  * dealt before it: the earliest one that runs waits for none, however few blocks are resident.
  *
- * Keys are dealt from first to last: a causal mask leaves the first ones most to do, so that the heaviest tiles come first.
- * There tiles walk their blocks from the last one, where all begin, down to their diagonal. Tiles of `section` instances
+ * Keys are mostly dealt from first to last: a causal mask leaves the first ones most to do, so that the heaviest tiles come
+ * first. Then tiles walk their blocks from the last one, where all begin, down to their diagonal. Tiles of `section` instances
  * alternate, so that the tile before has a head start.
  *
  * Of many short causal tiles none is heavy, and waiting costs more than a late end. They are dealt from the last keys to the
- * first (job.last_first) and walk up from their diagonal: at every block the tile before was there earlier.
+ * first (job.last_first) and walk up from their diagonal. The tile below, which was dealt before, is a block ahead all the way:
  *
- *     key block    0  walks  0 1 2 3         a block of query rows waits for those below
- *                  1           1 2 3         in its column, which came by a block ago
- *                  2             2 3
- *                  3               3
+ *     keys 0    queries 0 1 2 3
+ *          1              1 2 3
+ *          2                2 3
+ *          3                  3
  */
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_JOB_CUH
 #define RA_DEVICE_CUDA_BACKWARD_SM90_JOB_CUH
