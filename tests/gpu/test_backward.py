@@ -108,6 +108,22 @@ class Backward(unittest.TestCase):
                         self.assertEqual(backend.path, "sm90a")
                         self.assertEqual(self.scratch[:8].view(torch.int32)[1].item(), 0, "it doubts a result")
 
+    def test_many_short_causal_tiles_give_each_batch_entry_the_same_bits(self):
+        """So many of 300 keys that Hopper's kernel deals them from the last keys to the first; entries are copies of one."""
+        entries, h = (2, 4) if SMALL else (64, 52)
+        patterns = (({}, "fresh"), ({"branches": [(150, 1), (300, 2)]}, False), ({"key_begin": [7], "key_end": [290]}, False))
+        for d, (more, sums) in itertools.product(SHAPES, patterns):
+            desc = Desc(causal=True, **more)
+            with self.subTest(d=d, sums=sums, **desc.text()):
+                given = self.inputs(1, 300, 300, h, h // 2, d, desc, BF16, not sums, False)
+                copies = [x if x is None else torch.cat([x] * entries) for x in given]
+                ranges = {name: more[name] * entries for name in more if name != "branches"}
+                found = self.backward(*copies, Desc(causal=True, **{**more, **ranges}), sums)
+                q, k, v, _, _, dout, dlse = given
+                self.hold([x[:1] for x in found], q, k, v, dout, dlse, desc)
+                for x in found:
+                    self.assertTrue(torch.equal(x, x[:1].expand_as(x)))
+
     def test_windows_ranges_and_unequal_lengths_meet_the_bound(self):
         for dtype in (BF16, F32):
             for d in (64, 128) if SMALL else (64, 128, 160, 192, 200, 256):

@@ -187,8 +187,9 @@ static bool has_pair(const ra_problem *p, const ra_item *item, bool queries, int
     return begin < ra_min(end, item->q.count);
 }
 
-/* The rows of a progression from sums [B, rows, heads, dim] to a result, for `heads` heads from `first` on in both; or, where
- * sums.data is NULL, zeros to a result of f32. Rows without a pair keep what they hold, as those that a GPU's kernels skip. */
+/* The rows of a progression from sums [B, rows, heads, dim] to a result, for `heads` heads from `first` on in both. Rows
+ * without a pair keep what they hold, as those that a GPU's kernels skip. Where sums.data is NULL, the result is sums that
+ * begin: of f32, zero where a row has a pair, and NaN where nobody writes. */
 static void take_rows(const call *c, const ra_item *item, bool queries, ra_tensor sums, ra_tensor result, int64_t first,
                       int64_t heads) {
     const ra_item_rows *rows = queries ? &item->q : &item->k;
@@ -200,12 +201,13 @@ static void take_rows(const call *c, const ra_item *item, bool queries, ra_tenso
                                     i0 * (queries ? item->loop[0].q_row : item->loop[0].k_row) +
                                     i1 * (queries ? item->loop[1].q_row : item->loop[1].k_row);
                 for (int64_t b = 0; b < c->problem.batch; b++)
-                    for (int64_t h = first; h < first + heads && has_pair(&c->problem, item, queries, i0, i1, a, b); h++) {
+                    for (int64_t h = first; h < first + heads; h++) {
+                        const bool met = has_pair(&c->problem, item, queries, i0, i1, a, b);
                         char *to = (char *)result.data + (b * result.batch + row * result.row + h * result.head) * size;
-                        if (sums.data)
+                        if (!sums.data) memset(to, met ? 0 : 0xff, (size_t)(dim * size));
+                        else if (met)
                             ra_convert(to, c->problem.dtype,
                                        (float *)sums.data + b * sums.batch + row * sums.row + h * sums.head, RA_F32, dim);
-                        else memset(to, 0, (size_t)(dim * size));
                     }
             }
 }

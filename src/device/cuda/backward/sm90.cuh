@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(BACK_WARPS * 32) define_sm90(const __grid_cons
         }
         each_query_block(back, tile, [&](int u, int t) {
             const BlockKeys keys = block_keys(back.job, tile.base, t, S::QUERIES);
-            if (keys.lo / S::KEYS != tile.key / S::KEYS) return; /* each block once: with the first tile that meets it */
+            if (keys.lo / S::KEYS != tile.key / S::KEYS) return; /* each block once: with its first keys */
 #pragma unroll
             for (int i = 0; i < S::PARTS; i += 2) {
                 const int part = i + half;

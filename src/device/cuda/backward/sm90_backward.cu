@@ -70,7 +70,23 @@ static int64_t query_blocks(const ra_backward_step *step, const Variant *variant
 
 /* -------------------------------------------------------------------------------------------------------------------- job */
 
-static void start(const ra_backward_step *step, int64_t blocks, const BackVariant *variant, BackTmaJob *back) {
+/* Are the tiles so many and short that the heaviest may be dealt last? A multiprocessor has as much to do as 16 of these. */
+static bool tiles_are_short(const ra_backward_step *step, const Variant *variant, const Device &device) {
+    const ra_problem *p = step->problem;
+    const int64_t group = p->heads / p->kv_heads;
+    int64_t heaviest = 0, all = 0; /* blocks of query rows; of causal tiles half of them */
+    for (int64_t i = 0; i < step->item_count; i++) {
+        const ra_item *item = &step->items[i];
+        const int64_t walk = ra_ceil_div(item->q.count, variant->rows) * group;
+        const int64_t tiles = ra_ceil_div(item->k.count, variant->keys);
+        heaviest = ra_max(heaviest, walk);
+        all += walk * tiles / 2 * item->heads.count * item->loop[0].repeat * item->loop[1].repeat * p->batch;
+    }
+    return all >= 16 * heaviest * device.processors;
+}
+
+static void start(const ra_backward_step *step, int64_t blocks, const BackVariant *variant, const Device &device,
+                  BackTmaJob *back) {
     const ra_problem *p = step->problem;
     Job *job = &back->job;
     start_job(p, step->single, job, 0, p->batch);
@@ -86,14 +102,17 @@ static void start(const ra_backward_step *step, int64_t blocks, const BackVarian
     back->doubts = reinterpret_cast<uint32_t *>(scratch += SCRATCH_DOUBTS);
     back->turns = reinterpret_cast<uint32_t *>(scratch += tile_room(blocks, variant));
     back->sums = reinterpret_cast<float *>(scratch += turns_bytes(blocks, variant));
-    back->down = job->last_first;
-    job->last_first = false;
+    const bool causal = job->last_first; /* of the keys the first have most to do */
+    job->last_first = causal && tiles_are_short(step, variant, device);
+    back->down = causal && !job->last_first;
 }
 
 /* So many instances alternate that the tile before has a head start of three blocks of queries when the GPU is full. Where all
  * tiles begin with the same block more of them at once pay, but four tiles of an instance should run together: they share in L2
- * what each would read from memory by itself where instances are too many to stay there. */
-static uint32_t section_of(const JobItem &item, uint32_t walk, bool down, int processors) {
+ * what each would read from memory by itself where instances are too many to stay there. Dealt from the last one, tiles have a
+ * head start by themselves. */
+static uint32_t section_of(const JobItem &item, uint32_t walk, bool down, bool last_first, int processors) {
+    if (last_first) return (uint32_t)ra_min((int64_t)item.instances, 16);
     const int64_t wanted = ra_ceil_div((down ? 16 : 3) * (int64_t)processors, walk);
     const int64_t most = down ? ra_min((int64_t)item.instances, (int64_t)processors / 4) : item.instances;
     return (uint32_t)ra_max(1, ra_min(most, wanted));
@@ -127,8 +146,9 @@ static bool append(const ra_backward_step *step, const Variant *variant, const r
     own->first_turn = *turns;
     if (!append_item(job, key_job_item(p, item, p->batch, variant->keys))) return false;
     JobItem *keys = &job->items[job->item_count - 1];
-    const bool down = back->down && !unmasked(queries); /* if not, tiles need no head start of sixteen */
-    keys->section = section_of(*keys, own->q_blocks * (uint32_t)back->group, down, device.processors);
+    const bool masked = !unmasked(queries); /* if not, tiles need no head start of sixteen */
+    keys->section = section_of(*keys, own->q_blocks * (uint32_t)back->group, back->down && masked, job->last_first && masked,
+                               device.processors);
     *turns += keys->instances * (uint32_t)back->group * own->q_blocks;
     return true;
 }
@@ -139,7 +159,7 @@ bool launch_sm90_backward(const ra_backward_step *step, const Device &device, ra
     const BackVariant *variant = variant_of(p, step->single);
     const int64_t room = block_room(p, variant);
     uint32_t turns = 0;
-    start(step, room, variant, &back);
+    start(step, room, variant, device, &back);
     if (!step->scratch || !fit(step, back.dq) || query_blocks(step, variant) > room || room >> 30) return false;
     for (int64_t i = 0; i < step->item_count; i++) {
         const ra_item *item = &step->items[i];

@@ -3,12 +3,20 @@
  *
  * A tile is a block of 128 or 64 keys of one instance of an item (a batch entry, segment, residue and KV head). It walks the
  * blocks of query rows that meet it, for every query head of the group, and adds to dq of each. The blocks of keys that meet a
- * block of query rows are an interval; they add in the order in which tiles are dealt, keys from first to last. A causal mask
- * leaves the first keys most to do, so that the heaviest tiles come first; there tiles walk their blocks from the last one,
- * where all begin, down to their diagonal.
- *
- * Tiles of `section` instances alternate, so that the tile before has a head start. A tile waits only for tiles that were
+ * block of query rows are an interval; they add in the order in which tiles are dealt. A tile waits only for tiles that were
  * dealt before it: the earliest one that runs waits for none, however few blocks are resident.
+ *
+ * Keys are mostly dealt from first to last: a causal mask leaves the first ones most to do, so that the heaviest tiles come
+ * first. Then tiles walk their blocks from the last one, where all begin, down to their diagonal. Tiles of `section` instances
+ * alternate, so that the tile before has a head start.
+ *
+ * Of many short causal tiles none is heavy, and waiting costs more than a late end. They are dealt from the last keys to the
+ * first (job.last_first) and walk up from their diagonal. The tile below, which was dealt before, is a block ahead all the way:
+ *
+ *     keys 0    queries 0 1 2 3
+ *          1              1 2 3
+ *          2                2 3
+ *          3                  3
  */
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_JOB_CUH
 #define RA_DEVICE_CUDA_BACKWARD_SM90_JOB_CUH

@@ -144,8 +144,8 @@ template <class S> __device__ __forceinline__ void fetch_back_rows(const BackTma
                 rows.dq_step = item.q.row_step * back.dq.row;
                 const BlockKeys keys = block_keys(job, work, t, S::QUERIES);
                 const int lowest = keys.lo / S::KEYS, highest = (keys.hi - 1) / S::KEYS, own_block = tile.key / S::KEYS;
-                rows.order = own_block - lowest;
-                rows.last = own_block == highest;
+                rows.order = job.last_first ? highest - own_block : own_block - lowest;
+                rows.last = own_block == (job.last_first ? lowest : highest);
                 const auto meets_all = [&](int from, int end) { /* of the keys that there are */
                     return !blind && keys.all_lo <= from && keys.all_hi >= min(end, item.k.count);
                 };
