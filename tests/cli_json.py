@@ -264,6 +264,8 @@ class Promises(kit.Case):
             planned = self.json("plan", *shape, "--layout", "auto")
             self.assertEqual(planned["layout"], ran["layout"], pattern)
             self.assertEqual(self.json("bench", *shape, "--layout", "auto", "--repeat", 1)["layout"], ran["layout"], pattern)
+            alone = self.json("bench", *shape, "--layout", "auto", "--rank", 1)
+            self.assertEqual((alone["layout"], alone["pairs"]), (planned["layout"], planned["ranks"][1]["pairs"]), pattern)
             self.assertEqual(self.json("plan", *shape)["layout"], "contiguous")
             self.assertGreater(planned["balance"], 0.9)
 
