@@ -200,6 +200,23 @@ class Promises(kit.Case):
         for name in ("c", "cli", "python"):
             self.assertIn("RA_COMBINE_MIX" if name == "c" else "mix", value["fit"][name])
 
+    def test_the_printed_command_repeats_a_case_that_failed(self):
+        """Scores of thousands, of which f32 keeps too little."""
+        more = ["--scale", 100, "--schedule", "ring", "--query-placement", "replicated", "--kernel", "scalar", "--dropout",
+                0.123456789, "--dtype", "f32", "--head-dim", 64, "--seq", 50]
+        done = kit.run("verify", "--like", "dense", "--cases", 4, *more)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        lines = [line.split("again: ")[1] for line in done.stdout.splitlines() if "again: " in line]
+        self.assertGreater(len(lines), 0)
+        for line in lines:
+            for word in ("--segment-lengths 0 --dilation-rates 1 ", "--scale 100 ", "--dropout 0.123456789", "--kernel scalar",
+                         "--query-placement replicated --schedule ring"):
+                self.assertIn(word, line)
+        again = kit.run(*lines[0].split()[1:])
+        self.assertEqual(again.returncode, 1, again.stdout)
+        results = [[line.split(" out ")[1] for line in out.splitlines() if " FAILED" in line][0] for out in (done.stdout, again.stdout)]
+        self.assertEqual(*results)
+
     def test_one_rank_alone_is_right_and_holds_what_was_planned(self):
         for more in (["--segment-lengths", "64,128,256", "--dilation-rates", "1,2,4"],
                      ["--causal", "--layout", "zigzag", "--dtype", "bf16"],
