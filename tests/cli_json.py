@@ -217,6 +217,25 @@ class Promises(kit.Case):
         results = [[line.split(" out ")[1] for line in out.splitlines() if " FAILED" in line][0] for out in (done.stdout, again.stdout)]
         self.assertEqual(*results)
 
+    def test_what_fits_is_printed_with_every_option_that_matters(self):
+        value = self.json("plan", "--fit", "--memory-limit", "8M", "--ring-size", 4, "--batch", 2, "--heads", 2, "--head-dim", 16,
+                          "--key-range", "5:", "--threads", 3, "--kernel", "scalar", "--scale", 0.25, "--dropout", 0.5, "--seed", 7)
+        fit, seq = value["fit"], value["fit"]["seq"]
+        self.assertEqual(value["schedule"], "ring")  # auto would gather so short a sequence, and take more memory
+        for name, words in (
+                ("c", ("RA_SCHEDULE_RING;", "key_begin = (int64_t[]){5, 5};", f"key_end = (int64_t[]){{{seq}, {seq}}};",
+                       "threads = 3;", 'kernel = "scalar";', "scale = 0.25;", "dropout = 0.5; desc.seed = 7;")),
+                ("cli", ("--schedule ring", f"--key-range 5:{seq}", "--threads 3", "--kernel scalar", "--scale 0.25",
+                         "--dropout 0.5 --seed 7")),
+                ("python", ('schedule="ring"', f"key_range=(5, {seq})", "threads=3", 'kernel="scalar"', "scale=0.25",
+                            "dropout_p=0.5, seed=7"))):
+            for word in words:
+                self.assertIn(word, fit[name])
+        branches = ",".join(["1000000000"] * 256), ",".join(["100000000"] * 256)
+        fit = self.json("plan", "--fit", "--memory-limit", "1G", "--heads", 256, "--head-dim", 1, "--segment-lengths", branches[0],
+                        "--dilation-rates", branches[1])["fit"]
+        self.assertTrue(fit["cli"].endswith(" --schedule ring"), fit["cli"][-60:])
+
     def test_one_rank_alone_is_right_and_holds_what_was_planned(self):
         for more in (["--segment-lengths", "64,128,256", "--dilation-rates", "1,2,4"],
                      ["--causal", "--layout", "zigzag", "--dtype", "bf16"],
