@@ -87,16 +87,17 @@ static ra_status try_setting(const settings *s, const machine *m, description *d
 }
 
 ra_status fit(const settings *s, const machine *m, int ranks, bool backward, fit_result *best) {
-    static const int64_t buckets[] = {256, 1024, 4096, 16384};
+    static const int64_t buckets[] = {16384, 4096, 1024, 256, 64, 16}; /* of equally fast ones the largest */
+    enum { BUCKETS = sizeof buckets / sizeof *buckets };
     description d;
     settings open = *s;
     open.memory_limit = 0; /* else the library would shrink buckets to make anything fit */
     RA_TRY(describe(&open, shortest(s), ranks, &d));
-    fit_result tried[3 * 4];
+    fit_result tried[3 * BUCKETS];
     int count = 0;
     ra_status status = RA_OK;
     for (int layout = 0; layout < (ranks == 1 || s->layout != LAYOUT_AUTO ? 1 : 3); layout++)
-        for (int bucket = 0; bucket < (ranks == 1 || s->bucket ? 1 : 4) && status == RA_OK; bucket++) {
+        for (int bucket = 0; bucket < (ranks == 1 || s->bucket ? 1 : BUCKETS) && status == RA_OK; bucket++) {
             if (ranks > 1 && s->layout == LAYOUT_AUTO) d.desc.layout = (ra_layout)layout;
             d.desc.bucket = s->bucket ? s->bucket : ranks == 1 ? 0 : buckets[bucket];
             status = try_setting(s, m, &d, ranks, backward, &tried[count++]);

@@ -236,6 +236,11 @@ class Promises(kit.Case):
                         "--dilation-rates", branches[1])["fit"]
         self.assertTrue(fit["cli"].endswith(" --schedule ring"), fit["cli"][-60:])
 
+    def test_no_smaller_bucket_fits_a_longer_sequence(self):
+        shape = ["plan", "--fit", "--memory-limit", "3M", "--ring-size", 8, "--threads", 1]
+        open_bucket, small = (self.json(*shape, *more)["fit"]["seq"] for more in ([], ["--bucket", 16]))
+        self.assertGreater(open_bucket, 0.98 * small)
+
     def test_one_rank_alone_is_right_and_holds_what_was_planned(self):
         for more in (["--segment-lengths", "64,128,256", "--dilation-rates", "1,2,4"],
                      ["--causal", "--layout", "zigzag", "--dtype", "bf16"],
