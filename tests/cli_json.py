@@ -209,17 +209,19 @@ class Promises(kit.Case):
         lines = [line.split("again: ")[1] for line in done.stdout.splitlines() if "again: " in line]
         self.assertGreater(len(lines), 0)
         for line in lines:
-            for word in ("--segment-lengths 0 --dilation-rates 1 ", "--scale 100 ", "--dropout 0.123456789", "--kernel scalar",
-                         "--query-placement replicated --schedule ring"):
+            for word in ("--segment-lengths 0 --dilation-rates 1 ", "--scale 100 ", "--dropout 0.123456789",
+                         "--kernel scalar", "--query-placement replicated --schedule ring"):
                 self.assertIn(word, line)
         again = kit.run(*lines[0].split()[1:])
         self.assertEqual(again.returncode, 1, again.stdout)
-        results = [[line.split(" out ")[1] for line in out.splitlines() if " FAILED" in line][0] for out in (done.stdout, again.stdout)]
+        results = [next(line.split(" out ")[1] for line in out.splitlines() if " FAILED" in line)
+                   for out in (done.stdout, again.stdout)]
         self.assertEqual(*results)
 
     def test_what_fits_is_printed_with_every_option_that_matters(self):
-        value = self.json("plan", "--fit", "--memory-limit", "8M", "--ring-size", 4, "--batch", 2, "--heads", 2, "--head-dim", 16,
-                          "--key-range", "5:", "--threads", 3, "--kernel", "scalar", "--scale", 0.25, "--dropout", 0.5, "--seed", 7)
+        value = self.json("plan", "--fit", "--memory-limit", "8M", "--ring-size", 4, "--batch", 2, "--heads", 2,
+                          "--head-dim", 16, "--key-range", "5:", "--threads", 3, "--kernel", "scalar", "--scale", 0.25,
+                          "--dropout", 0.5, "--seed", 7)
         fit, seq = value["fit"], value["fit"]["seq"]
         self.assertEqual(value["schedule"], "ring")  # auto would gather so short a sequence, and take more memory
         for name, words in (
@@ -232,8 +234,8 @@ class Promises(kit.Case):
             for word in words:
                 self.assertIn(word, fit[name])
         branches = ",".join(["1000000000"] * 256), ",".join(["100000000"] * 256)
-        fit = self.json("plan", "--fit", "--memory-limit", "1G", "--heads", 256, "--head-dim", 1, "--segment-lengths", branches[0],
-                        "--dilation-rates", branches[1])["fit"]
+        fit = self.json("plan", "--fit", "--memory-limit", "1G", "--heads", 256, "--head-dim", 1,
+                        "--segment-lengths", branches[0], "--dilation-rates", branches[1])["fit"]
         self.assertTrue(fit["cli"].endswith(" --schedule ring"), fit["cli"][-60:])
 
     def test_no_smaller_bucket_fits_a_longer_sequence(self):
