@@ -218,6 +218,13 @@ class Promises(kit.Case):
                    for out in (done.stdout, again.stdout)]
         self.assertEqual(*results)
 
+    def test_random_cases_come_in_every_schedule_and_placement(self):
+        """The cases are told by those that fail, of scores in thousands."""
+        again = kit.run("verify", "--cases", 60, "--scale", 100, "--dtype", "f32", "--kernel", "scalar").stdout
+        for word in ("--schedule ring", "--schedule gather", "--query-placement replicated"):
+            self.assertIn(word, again)
+        self.ok("verify", "--cases", 3, "--schedule", "merge")
+
     def test_what_fits_is_printed_with_every_option_that_matters(self):
         value = self.json("plan", "--fit", "--memory-limit", "8M", "--ring-size", 4, "--batch", 2, "--heads", 2,
                           "--head-dim", 16, "--key-range", "5:", "--threads", 3, "--kernel", "scalar", "--scale", 0.25,
