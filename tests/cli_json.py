@@ -339,6 +339,25 @@ class Promises(kit.Case):
             self.assertFalse(value["failed"])
             self.assertAlmostEqual(value["peak_bytes"] / fit["memory_bytes"], 1, delta=0.01)
 
+    def test_pairs_beyond_64_bits_are_unknown_and_never_a_wrong_number(self):
+        shape = ["plan", "--seq", "1e9", "--heads", 16, "--machine", "laptop"]
+        two = self.json(*shape, "--ring-size", 2)  # 8e18 each, which can be counted, and 16e18 together
+        self.assertEqual([r["pairs"] for r in two["ranks"]], [8 * 10**18] * 2)
+        self.assertEqual(two["balance"], 1)
+        seconds = 8e18 * 4 * 64 / 4e10
+        self.assertAlmostEqual(two["predicted_ms"] / (1e3 * seconds), 1, places=3)
+        one = self.json(*shape)
+        self.assertEqual((one["ranks"][0]["pairs"], one["balance"], one["predicted_ms"]), (None, None, None))
+        self.assertIsNone(one["strong_scaling"][0]["predicted_ms"])
+        self.assertGreater(one["strong_scaling"][1]["predicted_ms"], 0)
+        self.assertIn("balance unknown", self.ok(*shape).stdout)
+
+    def test_scaling_ends_where_sequences_end(self):
+        value = self.json("plan", "--seq", "2e9", "--heads", 1, "--segment-lengths", 1024, "--machine", "laptop")
+        times = [r["predicted_ms"] for r in value["weak_scaling"]]
+        self.assertGreater(times[9], 0)  # 512 ranks
+        self.assertIsNone(times[10])
+
     def test_machines_predict_and_scale(self):
         value = self.json("plan", "--seq", 1000000, "--ring-size", 8, "--machine", "laptop")
         self.assertEqual([r["ring_size"] for r in value["strong_scaling"]], [2**i for i in range(11)])
