@@ -59,7 +59,8 @@ typedef struct plan_totals {
         backward_max;      /* bytes a rank holds: shards and workspace, for forward alone and for forward and backward */
     int64_t workspace_max; /* of the passes asked for */
     double hole_share;     /* rows of query heads without a key; NaN: unknown */
-    double balance;        /* mean pairs of a rank / most pairs of a rank */
+    double pairs_sum;      /* of all ranks; may be more than `pairs` can hold */
+    double balance;        /* mean pairs of a rank / most pairs of a rank; NaN: a rank has too many to count */
 } plan_totals;
 ra_status plan_sum(const ra_attention_desc *desc, int ranks, bool backward, plan_totals *totals);
 /* The summaries of all ranks, to be freed. */
@@ -67,6 +68,8 @@ ra_status plan_ranks(const ra_attention_desc *desc, int ranks, ra_rank_summary *
 /* plan_sum, rank by rank: start from zero, add every rank, finish. */
 void plan_add(plan_totals *totals, const ra_rank_summary *rank, bool backward);
 void plan_finish(plan_totals *totals, const ra_attention_desc *desc);
+/* Has it more pairs than 64 bits can count? */
+static inline bool summary_uncounted(const ra_rank_summary *summary) { return summary->pairs == INT64_MAX; }
 /* Bytes that a rank holds for forward alone, or for forward and backward. */
 int64_t summary_bytes(const ra_rank_summary *summary, bool backward);
 /* Puts the option's name in front of the library's sentence about a plan that exceeds the limit. */

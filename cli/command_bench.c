@@ -4,7 +4,9 @@
 
 #include "cli.h"
 #include "core/dtype.h"
+#include "core/size.h"
 #include "core/status.h"
+#include "core/workers.h"
 #include "group.h"
 #include "measure.h"
 #include "solo.h"
@@ -107,11 +109,14 @@ static ra_status bench_rank(const settings *s, const ra_attention_desc *desc, bo
 }
 
 ra_status command_bench(const settings *s, bool *check_failed) {
-    int ranks = 1;
+    static settings of_rank; /* a rank alone has the machine for itself */
+    int ranks = (int)s->ring_size;
     description d;
     bool alone = s->given[OPT_RANK];
     if (!alone) RA_TRY(group_ranks(s, &ranks));
-    RA_TRY(describe(s, s->seq.values[0], ranks, &d)); /* a rank alone has the machine for itself */
+    of_rank = *s;
+    if (alone && !s->threads) of_rank.threads = ra_max(1, ra_usable_cores());
+    RA_TRY(describe(&of_rank, s->seq.values[0], ranks, &d));
     ra_status status = alone ? bench_rank(s, &d.desc, check_failed) : bench_ring(s, &d.desc, ranks);
     description_free(&d);
     return status;

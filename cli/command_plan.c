@@ -1,4 +1,5 @@
 /* plan: what each rank would do and need, without computing. */
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,11 +48,12 @@ static ra_status look(plan_view *p) {
 /* --------------------------------------------------------------------------------------------------------------- JSON */
 
 static json_t *rank_json(const plan_view *p, const ra_rank_summary *r) {
-    return json_pack("{s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f}", "rank", (int)r->rank, "rows", (json_int_t)r->rows_q,
-                     "rows_k", (json_int_t)r->rows_k, "pairs", (json_int_t)r->pairs, "bytes_sent", (json_int_t)r->bytes_sent,
+    return json_pack("{s:i, s:I, s:I, s:o, s:I, s:I, s:I, s:I, s:I, s:o}", "rank", (int)r->rank, "rows", (json_int_t)r->rows_q,
+                     "rows_k", (json_int_t)r->rows_k, "pairs",
+                     summary_uncounted(r) ? json_null() : json_integer(r->pairs), "bytes_sent", (json_int_t)r->bytes_sent,
                      "bytes_sent_backward", (json_int_t)r->bytes_sent_backward, "hops", (json_int_t)r->hops, "items",
                      (json_int_t)r->items, "memory_bytes", (json_int_t)summary_bytes(r, p->backward),
-                     "predicted_ms", 1e3 * rank_seconds(p, r));
+                     "predicted_ms", json_number(1e3 * rank_seconds(p, r)));
 }
 
 static ra_status scaling_json(const plan_view *p, bool weak, json_t **result) {
@@ -60,8 +62,9 @@ static ra_status scaling_json(const plan_view *p, bool weak, json_t **result) {
     *result = json_array();
     for (int i = 0; i < MACHINE_SCALING_ROWS; i++)
         json_array_append_new(*result,
-                              json_pack("{s:i, s:I, s:f, s:f}", "ring_size", rows[i].ranks, "seq", (json_int_t)rows[i].seq,
-                                        "predicted_ms", rows[i].seconds * 1e3, "efficiency", rows[i].efficiency));
+                              json_pack("{s:i, s:I, s:o, s:o}", "ring_size", rows[i].ranks, "seq", (json_int_t)rows[i].seq,
+                                        "predicted_ms", json_number(rows[i].seconds * 1e3), "efficiency",
+                                        json_number(rows[i].efficiency)));
     return RA_OK;
 }
 
@@ -76,10 +79,11 @@ static ra_status report_json(const plan_view *p) {
     json_t *ranks = json_array();
     for (int i = 0; i < p->ranks; i++) json_array_append_new(ranks, rank_json(p, &p->rank[i]));
     json_t *o =
-        json_pack("{s:I, s:I, s:i, s:s, s:s, s:s, s:I, s:s, s:f, s:o, s:f, s:o, s:s, s:o}", "seq", (json_int_t)p->desc->seq_k,
+        json_pack("{s:I, s:I, s:i, s:s, s:s, s:s, s:I, s:s, s:o, s:o, s:o, s:o, s:s, s:o}", "seq", (json_int_t)p->desc->seq_k,
                   "seq_q", (json_int_t)p->desc->seq_q, "ring_size", p->ranks, "dtype", ra_dtype_name(p->desc->dtype), "layout",
                   p->layout, "schedule", p->schedule, "bucket", (json_int_t)p->rank[0].bucket, "reason", p->rank[0].reason,
-                  "balance", p->totals.balance, "holes", json_number(p->totals.hole_share), "predicted_ms", p->predicted * 1e3,
+                  "balance", json_number(p->totals.balance), "holes", json_number(p->totals.hole_share), "predicted_ms",
+                  json_number(p->predicted * 1e3),
                   "machine", json_text(p->machine.name), "pass", p->forward ? p->backward ? "both" : "fwd" : "bwd", "ranks",
                   ranks);
     char model[256];
@@ -103,9 +107,15 @@ static ra_status report_json(const plan_view *p) {
 /* ------------------------------------------------------------------------------------------------------------- people */
 
 static void print_rank(const plan_view *p, const ra_rank_summary *r) {
-    printf("  %5d  %14lld  %10s  %12s  %12lld  %12s\n", (int)r->rank, (long long)r->rows_q, show_count((double)r->pairs),
+    printf("  %5d  %14lld  %10s  %12s  %12lld  %12s\n", (int)r->rank, (long long)r->rows_q,
+           summary_uncounted(r) ? "> 9.22 E" : show_count((double)r->pairs),
            show_bytes((double)(p->forward ? r->bytes_sent : r->bytes_sent_backward)), (long long)r->hops,
            show_bytes((double)summary_bytes(r, p->backward)));
+}
+
+static const char *show_efficiency(double efficiency, char text[16]) {
+    snprintf(text, 16, isnan(efficiency) ? "unknown" : "%.1f %%", 100 * efficiency);
+    return text;
 }
 
 static ra_status print_scaling(const plan_view *p) {
@@ -115,9 +125,12 @@ static ra_status print_scaling(const plan_view *p) {
     printf("\npredicted scaling on %s (a model, not a measurement; %s)\n", p->machine.name, p->machine.basis);
     printf("  %5s  %12s  %10s    %16s  %12s  %10s\n", "ranks", "this length", "efficiency", "growing length", "time",
            "efficiency");
-    for (int i = 0; i < MACHINE_SCALING_ROWS; i++)
-        printf("  %5d  %12s  %8.1f %%    %16lld  %12s  %8.1f %%\n", strong[i].ranks, show_seconds(strong[i].seconds),
-               100 * strong[i].efficiency, (long long)weak[i].seq, show_seconds(weak[i].seconds), 100 * weak[i].efficiency);
+    for (int i = 0; i < MACHINE_SCALING_ROWS; i++) {
+        char one[16], other[16];
+        printf("  %5d  %12s  %10s    %16lld  %12s  %10s\n", strong[i].ranks, show_seconds(strong[i].seconds),
+               show_efficiency(strong[i].efficiency, one), (long long)weak[i].seq, show_seconds(weak[i].seconds),
+               show_efficiency(weak[i].efficiency, other));
+    }
     return RA_OK;
 }
 
@@ -134,9 +147,10 @@ static ra_status report(const plan_view *p) {
         }
         print_rank(p, &p->rank[i]);
     }
-    printf("\nbalance %.3f (mean pairs of a rank / most), predicted %s on %s (a model, not a measurement)",
-           p->totals.balance, show_seconds(p->predicted),
-           p->machine.name);
+    char balance[16] = "unknown";
+    if (!isnan(p->totals.balance)) snprintf(balance, sizeof balance, "%.3f", p->totals.balance);
+    printf("\nbalance %s (mean pairs of a rank / most), predicted %s on %s (a model, not a measurement)", balance,
+           show_seconds(p->predicted), p->machine.name);
     if (p->totals.holes > 0) printf(", %.3g %% of the rows have no key", 100 * p->totals.hole_share);
     printf("\n");
     if (p->s->given[OPT_MACHINE]) RA_TRY(print_scaling(p));

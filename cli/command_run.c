@@ -213,11 +213,23 @@ static ra_status report(const job *j, int ranks) {
 
 /* ------------------------------------------------------------------------------------------------------------ running */
 
+/* Rows of a tensor that one rank does not write would be zeros. */
+static ra_status agree_on_outputs(const job *j, group *g) {
+    file_request *all = calloc((size_t)g->ranks, sizeof *all);
+    if (!all) return ra_fail(RA_NOMEM, "no memory for %d ranks", g->ranks);
+    all[g->first] = files_request(&j->files);
+    ra_status status = group_gather(g, all, (int64_t)sizeof *all);
+    if (status == RA_OK) status = files_agree(all, g->ranks);
+    free(all);
+    return status;
+}
+
 /* One process creates the outputs; where ranks are processes, the others join it. If it cannot, it gives up, and they learn
  * why. */
 static ra_status make_outputs(job *j, group *g) {
+    if (g->local == g->ranks) return files_create(&j->files);
+    RA_TRY(agree_on_outputs(j, g));
     if (group_speaks(g)) RA_TRY(files_create(&j->files));
-    if (g->local == g->ranks) return RA_OK;
     file_names *all = calloc((size_t)g->ranks, sizeof *all);
     if (!all) return ra_fail(RA_NOMEM, "no memory for %d ranks", g->ranks);
     if (group_speaks(g)) files_names(&j->files, &all[g->first]);

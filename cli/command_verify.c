@@ -27,7 +27,8 @@ static int64_t pick(dice *d, const int64_t *values, int64_t count) { return valu
 
 static void draw_pattern(dice *d, settings *c) {
     int64_t n = ra_max(1, c->seq.values[0]);
-    if (!c->given[OPT_SEGMENT_LENGTHS] && !c->given[OPT_DILATION_RATES]) {
+    bool dense = c->given[OPT_LIKE] && c->like == LIKE_DENSE;
+    if (!c->given[OPT_SEGMENT_LENGTHS] && !c->given[OPT_DILATION_RATES] && !dense) {
         c->segment_lengths.count = c->dilation_rates.count = 1 + roll(d, 3);
         for (int64_t i = 0; i < c->segment_lengths.count; i++) {
             c->segment_lengths.values[i] = roll(d, 3) == 0 ? 0 : 1 + roll(d, n + n / 4 + 1);
@@ -64,9 +65,13 @@ static void draw_shape(dice *d, settings *c) {
 
 static void draw_execution(dice *d, settings *c) {
     static const int64_t rings[] = {1, 2, 3, 4, 5, 7, 8}, buckets[] = {0, 0, 1, 5, 32},
-                         dtypes[] = {RA_F32, RA_F32, RA_BF16, RA_F16, RA_F64};
+                         dtypes[] = {RA_F32, RA_F32, RA_BF16, RA_F16, RA_F64},
+                         schedules[] = {RA_SCHEDULE_AUTO, RA_SCHEDULE_RING, RA_SCHEDULE_RING, RA_SCHEDULE_GATHER};
     if (!c->given[OPT_RING_SIZE] && !c->offload) c->ring_size = pick(d, rings, 7);
     if (!c->given[OPT_LAYOUT]) c->layout = 1 + (int)roll(d, 3);
+    if (!c->given[OPT_QUERY_PLACEMENT] && !c->offload) c->query_placement = roll(d, 4) == 0 ? RA_REPLICATED : RA_SHARDED;
+    /* auto gathers sequences as short as these, and merges where queries are replicated */
+    if (!c->given[OPT_SCHEDULE] && !c->offload) c->schedule = (int)pick(d, schedules, 4);
     if (!c->given[OPT_BUCKET]) c->bucket = pick(d, buckets, 5);
     if (!c->given[OPT_DTYPE]) c->dtype = (int)pick(d, dtypes, c->device == DEVICE_CUDA ? 4 : 5); /* GPUs compute no f64 */
     if (!c->given[OPT_THREADS]) c->threads = 1 + roll(d, 2);
@@ -115,9 +120,14 @@ static void print_repeat(const settings *c, const ra_attention_desc *d) {
     printf(" --dilate-queries %s%s", option_word(OPT_DILATE_QUERIES, c->dilate_queries), c->causal ? " --causal" : "");
     if (c->window[0] >= 0 || c->window[1] >= 0) printf(" --window %lld,%lld", (long long)c->window[0], (long long)c->window[1]);
     if (d->key_begin) printf(" --key-range %lld:%lld", (long long)d->key_begin[0], (long long)d->key_end[0]);
-    printf(" --dropout %g --seed %llu --ring-size %lld", c->dropout, (unsigned long long)c->seed, (long long)c->ring_size);
+    if (c->given[OPT_SCALE]) printf(" --scale %.17g", c->scale);
+    printf(" --dropout %.17g --seed %llu --ring-size %lld", c->dropout, (unsigned long long)c->seed, (long long)c->ring_size);
     printf(" --layout %s", option_word(OPT_LAYOUT, 1 + (int)d->layout));
     if (c->bucket) printf(" --bucket %lld", (long long)c->bucket);
+    if (c->query_placement) printf(" --query-placement %s", option_word(OPT_QUERY_PLACEMENT, c->query_placement));
+    if (c->schedule) printf(" --schedule %s", option_word(OPT_SCHEDULE, c->schedule));
+    if (c->device) printf(" --device %s%s", option_word(OPT_DEVICE, c->device), c->offload ? " --offload" : "");
+    if (c->kernel) printf(" --kernel %s", option_word(OPT_KERNEL, c->kernel));
     printf(" --dtype %s --threads %d\n", ra_dtype_name(d->dtype), (int)d->threads);
 }
 

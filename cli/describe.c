@@ -265,6 +265,7 @@ int64_t summary_bytes(const ra_rank_summary *r, bool backward) {
 void plan_add(plan_totals *t, const ra_rank_summary *r, bool backward) {
     t->ranks++;
     t->pairs = ra_sat_add(t->pairs, r->pairs);
+    t->pairs_sum += summary_uncounted(r) ? (double)NAN : (double)r->pairs;
     t->holes = t->holes < 0 || r->holes < 0 ? -1 : ra_sat_add(t->holes, r->holes);
     t->pairs_max = ra_max(t->pairs_max, r->pairs);
     t->bytes_sent_max = ra_max(t->bytes_sent_max, r->bytes_sent);
@@ -280,7 +281,7 @@ void plan_finish(plan_totals *t, const ra_attention_desc *desc) {
     double rows = (double)desc->batch * (double)desc->seq_q * (double)desc->heads;
     if (desc->query_placement == RA_REPLICATED) rows *= (double)t->ranks; /* every rank counts its own copy */
     t->hole_share = t->holes < 0 ? (double)NAN : rows > 0 ? (double)t->holes / rows : 0;
-    t->balance = t->pairs_max > 0 ? (double)t->pairs / (double)t->ranks / (double)t->pairs_max : 1;
+    t->balance = t->pairs_max > 0 ? t->pairs_sum / (double)t->ranks / (double)t->pairs_max : 1;
 }
 
 ra_status plan_ranks(const ra_attention_desc *desc, int ranks, ra_rank_summary **all) {

@@ -261,6 +261,38 @@ void files_names(const file_set *files, file_names *names) {
         snprintf(names->name[i], sizeof names->name[i], "%s", ra_output_temporary(&files->outputs[i]));
 }
 
+file_request files_request(const file_set *files) {
+    file_request r = {0};
+    for (int id = 0; id < TENSOR_COUNT; id++) {
+        const file_tensor *f = &files->tensors[id];
+        for (int first = id; f->used && f->output && first >= 0; first--) {
+            const file_tensor *other = &files->tensors[first];
+            if (other->used && other->output && ra_path_same(&other->id, &f->id)) r.first[id] = 1 + first;
+        }
+        r.name[id] = 0xcbf29ce484222325u; /* FNV-1a */
+        for (const char *p = f->used ? f->file.name : ""; *p; p++)
+            r.name[id] = (r.name[id] ^ (unsigned char)*p) * 0x100000001b3u;
+    }
+    return r;
+}
+
+ra_status files_agree(const file_request *all, int ranks) {
+    for (int rank = 1; rank < ranks; rank++)
+        for (int id = 0; id < TENSOR_COUNT; id++) {
+            const int here = all[0].first[id], there = all[rank].first[id];
+            const char *name = options[roles[id].option].name;
+            if (!here != !there)
+                return ra_fail(RA_DISAGREE, "ranks disagree: --%s is given on rank %d and not on rank %d", name,
+                               here ? 0 : rank, here ? rank : 0);
+            if (here != there || (here && all[0].name[id] != all[rank].name[id]))
+                return ra_fail(RA_DISAGREE,
+                               "ranks disagree: --%s has another name in its file, or shares it with other outputs, on rank %d "
+                               "than on rank 0",
+                               name, rank);
+        }
+    return RA_OK;
+}
+
 ra_status files_sync(file_set *files) {
     for (int i = 0; i < files->output_count; i++) RA_TRY(ra_output_sync(&files->outputs[i]));
     return RA_OK;

@@ -33,6 +33,13 @@ ra_status files_open(const settings *s, file_set *files, ra_attention_desc *desc
 void files_describe(file_set *files, const ra_attention_desc *desc);
 /* Creates the outputs, each under a temporary name. Tensors of one .safetensors share it. */
 ra_status files_create(file_set *files);
+/* Do all ranks ask for the same outputs? RA_DISAGREE if not. */
+typedef struct file_request {
+    int first[TENSOR_COUNT];     /* 1 + the first tensor in the same file; 0: not asked for */
+    uint64_t name[TENSOR_COUNT]; /* in a .safetensors file, hashed */
+} file_request;
+file_request files_request(const file_set *files);
+ra_status files_agree(const file_request *all, int ranks);
 /* The temporary names, for other processes; and how those get at the same files. */
 typedef struct file_names {
     char name[TENSOR_COUNT][64];

@@ -1,5 +1,6 @@
 #include "fit.h"
 
+#include <ctype.h>
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -86,16 +87,17 @@ static ra_status try_setting(const settings *s, const machine *m, description *d
 }
 
 ra_status fit(const settings *s, const machine *m, int ranks, bool backward, fit_result *best) {
-    static const int64_t buckets[] = {256, 1024, 4096, 16384};
+    static const int64_t buckets[] = {16384, 4096, 1024, 256, 64, 16}; /* of equally fast ones the largest */
+    enum { BUCKETS = sizeof buckets / sizeof *buckets };
     description d;
     settings open = *s;
     open.memory_limit = 0; /* else the library would shrink buckets to make anything fit */
     RA_TRY(describe(&open, shortest(s), ranks, &d));
-    fit_result tried[3 * 4];
+    fit_result tried[3 * BUCKETS];
     int count = 0;
     ra_status status = RA_OK;
     for (int layout = 0; layout < (ranks == 1 || s->layout != LAYOUT_AUTO ? 1 : 3); layout++)
-        for (int bucket = 0; bucket < (ranks == 1 || s->bucket ? 1 : 4) && status == RA_OK; bucket++) {
+        for (int bucket = 0; bucket < (ranks == 1 || s->bucket ? 1 : BUCKETS) && status == RA_OK; bucket++) {
             if (ranks > 1 && s->layout == LAYOUT_AUTO) d.desc.layout = (ra_layout)layout;
             d.desc.bucket = s->bucket ? s->bucket : ranks == 1 ? 0 : buckets[bucket];
             status = try_setting(s, m, &d, ranks, backward, &tried[count++]);
@@ -139,6 +141,13 @@ static const char *enumerator(ra_layout layout) {
                                          : "RA_LAYOUT_CONTIGUOUS";
 }
 
+/* One entry for each batch entry, all the same. */
+static void put_key(writer *w, const char *name, long long key, int64_t batch) {
+    put(w, "desc.%s = (int64_t[]){", name);
+    for (int64_t b = 0; b < batch && w->used < FIT_TEXT; b++) put(w, "%s%lld", b ? ", " : "", key);
+    put(w, "};\n");
+}
+
 void fit_text(const settings *s, const fit_result *f, int ranks, const char *schedule, char *c, char *cli, char *python) {
     static const char *const dtypes[] = {"RA_F32", "RA_BF16", "RA_F16", "RA_F64"};
     bool dense = s->segment_lengths.count == 1 && s->segment_lengths.values[0] == 0 && s->dilation_rates.values[0] == 1;
@@ -162,13 +171,26 @@ void fit_text(const settings *s, const fit_result *f, int ranks, const char *sch
     static const char *const offsets[] = {"RA_OFFSET_BRANCH", "RA_OFFSET_HEAD", "RA_OFFSET_HEAD_BLOCK", "RA_OFFSET_RESIDUE"};
     bool window = s->window[0] >= 0 || s->window[1] >= 0;
     long long left = (long long)s->window[0], right = (long long)s->window[1];
+    bool ranged = s->given[OPT_KEY_RANGE];
+    long long key_begin = (long long)s->key_range[0], key_end = (long long)(s->key_range[1] < 0 ? f->seq : s->key_range[1]);
+    char upper[16] = "";
+    for (int i = 0; schedule[i] && i < 15; i++) upper[i] = (char)toupper((unsigned char)schedule[i]);
     if (s->combine || s->offset) put(&w, "desc.combine = %s; desc.offset = %s;\n", combines[s->combine], offsets[s->offset]);
     if (!s->dilate_queries) put(&w, "desc.dilate_queries = false;\n");
     if (s->causal) put(&w, "desc.causal = true;\n");
     if (window) put(&w, "desc.window_left = %lld; desc.window_right = %lld;\n", left, right);
+    if (ranged) {
+        put_key(&w, "key_begin", key_begin, s->batch);
+        put_key(&w, "key_end", key_end, s->batch);
+    }
+    if (s->given[OPT_SCALE]) put(&w, "desc.scale = %.17g;\n", s->scale);
+    if (s->dropout > 0) put(&w, "desc.dropout = %.17g; desc.seed = %llu;\n", s->dropout, (unsigned long long)s->seed);
     if (s->query_placement) put(&w, "desc.query_placement = RA_REPLICATED;\n");
-    put(&w, "desc.dtype = %s; desc.layout = %s; desc.bucket = %lld;", dtypes[s->dtype], enumerator(f->layout),
-        (long long)f->bucket);
+    if (s->threads) put(&w, "desc.threads = %lld;\n", (long long)s->threads);
+    if (s->kernel) put(&w, "desc.kernel = \"%s\";\n", option_word(OPT_KERNEL, s->kernel));
+    if (s->device == DEVICE_CUDA) put(&w, "desc.device = RA_DEVICE_CUDA;%s\n", s->offload ? " desc.offload = true;" : "");
+    put(&w, "desc.dtype = %s; desc.layout = %s; desc.schedule = RA_SCHEDULE_%s; desc.bucket = %lld;", dtypes[s->dtype],
+        enumerator(f->layout), upper, (long long)f->bucket);
 
     w = (writer){cli, 0};
     put(&w, "ringattn bench --ring-size %d --batch %lld --seq %lld --heads %lld --kv-heads %lld --head-dim %lld", ranks,
@@ -186,12 +208,15 @@ void fit_text(const settings *s, const fit_result *f, int ranks, const char *sch
     }
     if (!s->dilate_queries) put(&w, " --dilate-queries no");
     if (window) put(&w, " --window %lld,%lld", left, right);
-    if (s->given[OPT_KEY_RANGE])
-        put(&w, " --key-range %lld:%lld", (long long)s->key_range[0],
-            (long long)(s->key_range[1] < 0 ? f->seq : s->key_range[1]));
+    if (ranged) put(&w, " --key-range %lld:%lld", key_begin, key_end);
+    if (s->given[OPT_SCALE]) put(&w, " --scale %.17g", s->scale);
+    if (s->dropout > 0) put(&w, " --dropout %.17g --seed %llu", s->dropout, (unsigned long long)s->seed);
     if (s->query_placement) put(&w, " --query-placement replicated");
     put(&w, "%s --dtype %s --layout %s --schedule %s", s->causal ? " --causal" : "", dtype, layout, schedule);
     if (f->bucket) put(&w, " --bucket %lld", (long long)f->bucket);
+    if (s->threads) put(&w, " --threads %lld", (long long)s->threads);
+    if (s->kernel) put(&w, " --kernel %s", option_word(OPT_KERNEL, s->kernel));
+    if (s->device == DEVICE_CUDA) put(&w, " --device cuda%s", s->offload ? " --offload" : "");
 
     w = (writer){python, 0};
     put(&w, "ringattn.attention(query, key, value, ");
@@ -208,8 +233,13 @@ void fit_text(const settings *s, const fit_result *f, int ranks, const char *sch
     }
     if (!s->dilate_queries) put(&w, "dilate_queries=False, ");
     if (window) put(&w, "window=(%lld, %lld), ", left, right);
+    if (ranged) put(&w, "key_range=(%lld, %lld), ", key_begin, key_end);
+    if (s->given[OPT_SCALE]) put(&w, "scale=%.17g, ", s->scale);
+    if (s->dropout > 0) put(&w, "dropout_p=%.17g, seed=%llu, ", s->dropout, (unsigned long long)s->seed);
     if (s->query_placement) put(&w, "query_placement=\"replicated\", ");
     put(&w, "%sgroup=group, layout=\"%s\", schedule=\"%s\"", s->causal ? "is_causal=True, " : "", layout, schedule);
     if (f->bucket) put(&w, ", bucket=%lld", (long long)f->bucket);
+    if (s->threads) put(&w, ", threads=%lld", (long long)s->threads);
+    if (s->kernel) put(&w, ", kernel=\"%s\"", option_word(OPT_KERNEL, s->kernel));
     put(&w, ")");
 }

@@ -17,7 +17,7 @@ typedef struct fit_result {
 ra_status fit(const settings *s, const machine *m, int ranks, bool backward, fit_result *result);
 
 /* The result as a C, command-line or Python fragment; each buffer has room for FIT_TEXT bytes. */
-#define FIT_TEXT 2048
+#define FIT_TEXT 16384
 void fit_text(const settings *s, const fit_result *f, int ranks, const char *schedule, char *c, char *cli, char *python);
 
 #endif

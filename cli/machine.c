@@ -189,10 +189,14 @@ static double exchange_seconds(const machine *m, const ra_attention_desc *desc, 
 
 double machine_rank_seconds(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *r,
                             bool backward) {
+    if (summary_uncounted(r)) return (double)NAN;
     double bare, compute = compute_seconds(m, desc, ranks, r, backward),
                  exchange = exchange_seconds(m, desc, ranks, r, backward, &bare);
     return fmax(compute, exchange) + fmin(compute, bare);
 }
+
+/* The larger of two times; what is unknown could be any. */
+static double longer(double a, double b) { return isnan(a) || a >= b ? a : b; }
 
 void machine_predict_from(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *all,
                           machine_prediction *p) {
@@ -200,14 +204,14 @@ void machine_predict_from(const machine *m, const ra_attention_desc *desc, int r
     double *passes[2] = {&p->forward, &p->backward}, computing[2] = {0, 0};
     for (int i = 0; i < ranks; i++) {
         for (int backward = 0; backward < 2; backward++) {
-            *passes[backward] = fmax(*passes[backward], machine_rank_seconds(m, desc, ranks, &all[i], backward));
+            *passes[backward] = longer(*passes[backward], machine_rank_seconds(m, desc, ranks, &all[i], backward));
             computing[backward] += compute_seconds(m, desc, ranks, &all[i], backward);
         }
         p->pairs += (double)all[i].pairs / ranks;
     }
     /* On one device ranks take turns, and what one of them waits for, the others hide. */
     for (int backward = 0; backward < 2 && m->shared; backward++)
-        *passes[backward] = fmax(*passes[backward], computing[backward]);
+        *passes[backward] = longer(*passes[backward], computing[backward]);
 }
 
 ra_status machine_predict(const machine *m, const ra_attention_desc *desc, int ranks, machine_prediction *p) {
@@ -231,10 +235,14 @@ ra_status machine_scale(const machine *m, const ra_attention_desc *desc, bool fo
             d.seq_q = d.seq_k = weak_share * ranks;
             d.key_begin = d.key_end = NULL;
         }
+        if (ra_attention_desc_check(&d) != RA_OK) { /* it has grown beyond any sequence */
+            rows[i] = (machine_scaling){ranks, d.seq_k, (double)NAN, (double)NAN};
+            continue;
+        }
         RA_TRY(machine_predict(m, &d, ranks, &p));
-        double seconds = (forward ? p.forward : 0) + (backward ? p.backward : 0), rate = seconds > 0 ? p.pairs / seconds : 0;
+        double seconds = (forward ? p.forward : 0) + (backward ? p.backward : 0), rate = seconds == 0 ? 0 : p.pairs / seconds;
         if (i == 0) rate_alone = rate;
-        rows[i] = (machine_scaling){ranks, d.seq_k, seconds, rate_alone > 0 ? rate / rate_alone : 1};
+        rows[i] = (machine_scaling){ranks, d.seq_k, seconds, rate_alone == 0 ? 1 : rate / rate_alone};
     }
     return RA_OK;
 }

@@ -40,15 +40,15 @@ ra_status machine_predict(const machine *m, const ra_attention_desc *desc, int r
 /* The same where the summaries of all ranks are known already. */
 void machine_predict_from(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *all,
                           machine_prediction *prediction);
-/* One rank, with a device of its own. */
+/* One rank, with a device of its own; NaN if it has too many pairs to count. */
 double machine_rank_seconds(const machine *m, const ra_attention_desc *desc, int ranks, const ra_rank_summary *r,
                             bool backward);
 
 typedef struct machine_scaling {
     int ranks;
     int64_t seq;
-    double seconds;
-    double efficiency; /* pairs a second and rank, against one rank alone */
+    double seconds;    /* NaN: unknown, of too many pairs or too long a sequence */
+    double efficiency; /* pairs a second and rank, against one rank alone; NaN: unknown */
 } machine_scaling;
 /* From 1 to 1024 ranks in powers of two (11 rows). Strong: the sequence of desc; weak: `share` tokens for each rank. */
 #define MACHINE_SCALING_ROWS 11

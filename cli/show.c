@@ -44,6 +44,7 @@ const char *show_seconds(double seconds) {
         double seconds;
         const char *name;
     } long_units[] = {{365.25 * 86400, "years"}, {86400, "days"}, {3600, "h"}, {60, "min"}};
+    if (isnan(seconds)) return "unknown";
     for (int i = 0; i < 4; i++)
         if (seconds >= 2 * long_units[i].seconds) {
             char *text = next_text();

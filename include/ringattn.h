@@ -233,7 +233,7 @@ typedef struct ra_rank_summary {
     uint32_t struct_size; /* sizeof(ra_rank_summary), set by the caller */
     int32_t rank;
     int64_t rows_q, rows_k; /* local rows */
-    int64_t pairs;          /* attended (query, key, query head) triples over the batch; each branch of `mix` counts */
+    int64_t pairs; /* attended (query, key, query head) triples over the batch; each branch of `mix` counts; INT64_MAX: more */
     int64_t holes; /* (query row, query head) pairs over the batch without any key; -1: too long to count (mixed branches) */
     int64_t bytes_sent; /* payload, forward */
     int64_t bytes_sent_backward;

@@ -200,6 +200,56 @@ class Promises(kit.Case):
         for name in ("c", "cli", "python"):
             self.assertIn("RA_COMBINE_MIX" if name == "c" else "mix", value["fit"][name])
 
+    def test_the_printed_command_repeats_a_case_that_failed(self):
+        """Scores of thousands, of which f32 keeps too little."""
+        more = ["--scale", 100, "--schedule", "ring", "--query-placement", "replicated", "--kernel", "scalar", "--dropout",
+                0.123456789, "--dtype", "f32", "--head-dim", 64, "--seq", 50]
+        done = kit.run("verify", "--like", "dense", "--cases", 4, *more)
+        self.assertEqual(done.returncode, 1, done.stdout)
+        lines = [line.split("again: ")[1] for line in done.stdout.splitlines() if "again: " in line]
+        self.assertGreater(len(lines), 0)
+        for line in lines:
+            for word in ("--segment-lengths 0 --dilation-rates 1 ", "--scale 100 ", "--dropout 0.123456789",
+                         "--kernel scalar", "--query-placement replicated --schedule ring"):
+                self.assertIn(word, line)
+        again = kit.run(*lines[0].split()[1:])
+        self.assertEqual(again.returncode, 1, again.stdout)
+        results = [next(line.split(" out ")[1] for line in out.splitlines() if " FAILED" in line)
+                   for out in (done.stdout, again.stdout)]
+        self.assertEqual(*results)
+
+    def test_random_cases_come_in_every_schedule_and_placement(self):
+        """The cases are told by those that fail, of scores in thousands."""
+        again = kit.run("verify", "--cases", 60, "--scale", 100, "--dtype", "f32", "--kernel", "scalar").stdout
+        for word in ("--schedule ring", "--schedule gather", "--query-placement replicated"):
+            self.assertIn(word, again)
+        self.ok("verify", "--cases", 3, "--schedule", "merge")
+
+    def test_what_fits_is_printed_with_every_option_that_matters(self):
+        value = self.json("plan", "--fit", "--memory-limit", "8M", "--ring-size", 4, "--batch", 2, "--heads", 2,
+                          "--head-dim", 16, "--key-range", "5:", "--threads", 3, "--kernel", "scalar", "--scale", 0.25,
+                          "--dropout", 0.5, "--seed", 7)
+        fit, seq = value["fit"], value["fit"]["seq"]
+        self.assertEqual(value["schedule"], "ring")  # auto would gather so short a sequence, and take more memory
+        for name, words in (
+                ("c", ("RA_SCHEDULE_RING;", "key_begin = (int64_t[]){5, 5};", f"key_end = (int64_t[]){{{seq}, {seq}}};",
+                       "threads = 3;", 'kernel = "scalar";', "scale = 0.25;", "dropout = 0.5; desc.seed = 7;")),
+                ("cli", ("--schedule ring", f"--key-range 5:{seq}", "--threads 3", "--kernel scalar", "--scale 0.25",
+                         "--dropout 0.5 --seed 7")),
+                ("python", ('schedule="ring"', f"key_range=(5, {seq})", "threads=3", 'kernel="scalar"', "scale=0.25",
+                            "dropout_p=0.5, seed=7"))):
+            for word in words:
+                self.assertIn(word, fit[name])
+        branches = ",".join(["1000000000"] * 256), ",".join(["100000000"] * 256)
+        fit = self.json("plan", "--fit", "--memory-limit", "1G", "--heads", 256, "--head-dim", 1,
+                        "--segment-lengths", branches[0], "--dilation-rates", branches[1])["fit"]
+        self.assertTrue(fit["cli"].endswith(" --schedule ring"), fit["cli"][-60:])
+
+    def test_no_smaller_bucket_fits_a_longer_sequence(self):
+        shape = ["plan", "--fit", "--memory-limit", "3M", "--ring-size", 8, "--threads", 1]
+        open_bucket, small = (self.json(*shape, *more)["fit"]["seq"] for more in ([], ["--bucket", 16]))
+        self.assertGreater(open_bucket, 0.98 * small)
+
     def test_one_rank_alone_is_right_and_holds_what_was_planned(self):
         for more in (["--segment-lengths", "64,128,256", "--dilation-rates", "1,2,4"],
                      ["--causal", "--layout", "zigzag", "--dtype", "bf16"],
@@ -264,6 +314,8 @@ class Promises(kit.Case):
             planned = self.json("plan", *shape, "--layout", "auto")
             self.assertEqual(planned["layout"], ran["layout"], pattern)
             self.assertEqual(self.json("bench", *shape, "--layout", "auto", "--repeat", 1)["layout"], ran["layout"], pattern)
+            alone = self.json("bench", *shape, "--layout", "auto", "--rank", 1)
+            self.assertEqual((alone["layout"], alone["pairs"]), (planned["layout"], planned["ranks"][1]["pairs"]), pattern)
             self.assertEqual(self.json("plan", *shape)["layout"], "contiguous")
             self.assertGreater(planned["balance"], 0.9)
 
@@ -286,6 +338,25 @@ class Promises(kit.Case):
             value = self.json(*fit["cli"].split()[1:], "--rank", ranks // 2, "--pass", "both", "--threads", 1)
             self.assertFalse(value["failed"])
             self.assertAlmostEqual(value["peak_bytes"] / fit["memory_bytes"], 1, delta=0.01)
+
+    def test_pairs_beyond_64_bits_are_unknown_and_never_a_wrong_number(self):
+        shape = ["plan", "--seq", "1e9", "--heads", 16, "--machine", "laptop"]
+        two = self.json(*shape, "--ring-size", 2)  # 8e18 each, which can be counted, and 16e18 together
+        self.assertEqual([r["pairs"] for r in two["ranks"]], [8 * 10**18] * 2)
+        self.assertEqual(two["balance"], 1)
+        seconds = 8e18 * 4 * 64 / 4e10
+        self.assertAlmostEqual(two["predicted_ms"] / (1e3 * seconds), 1, places=3)
+        one = self.json(*shape)
+        self.assertEqual((one["ranks"][0]["pairs"], one["balance"], one["predicted_ms"]), (None, None, None))
+        self.assertIsNone(one["strong_scaling"][0]["predicted_ms"])
+        self.assertGreater(one["strong_scaling"][1]["predicted_ms"], 0)
+        self.assertIn("balance unknown", self.ok(*shape).stdout)
+
+    def test_scaling_ends_where_sequences_end(self):
+        value = self.json("plan", "--seq", "2e9", "--heads", 1, "--segment-lengths", 1024, "--machine", "laptop")
+        times = [r["predicted_ms"] for r in value["weak_scaling"]]
+        self.assertGreater(times[9], 0)  # 512 ranks
+        self.assertIsNone(times[10])
 
     def test_machines_predict_and_scale(self):
         value = self.json("plan", "--seq", 1000000, "--ring-size", 8, "--machine", "laptop")

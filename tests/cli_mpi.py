@@ -159,6 +159,25 @@ class UnderALauncher(kit.Case):
             self.assertEqual(done.stderr.count("--frobnicate"), 1, done.stderr)
             self.assertEqual(self.files(), self.before)
 
+    def test_ranks_that_ask_for_different_outputs_disagree_and_write_nothing(self):
+        """Rows of a rank that does not write them would be zeros."""
+        run = ["run", *self.inputs, "--out", self.path("out.npy")]
+        lse, grad = ["--lse", self.path("lse.npy")], ["grad", *self.inputs, "--dout", self.path("dout.npy")]
+        grad += [part for n in ("dq", "dk", "dv") for part in ("--" + n, self.path(n + "_.npy"))]
+        one_file = ["run", *self.inputs, "--out", self.path("o.safetensors:out"), "--lse", self.path("o.safetensors:lse")]
+        two_files = [*one_file[:-1], self.path("l.safetensors:lse")]
+        cases = ((run + lse, run, "--lse is given on rank 0 and not on rank 1"),
+                 (run, run + lse, "--lse is given on rank 1 and not on rank 0"),
+                 (run, [*grad, *run[-2:]], "--dq is given on rank 1 and not on rank 0"),
+                 (one_file, two_files, "--lse has another name in its file, or shares it with other outputs, on rank 1"))
+        for mpi in self.mpis:
+            for first, second, says in cases if mpi == self.mpis[0] else cases[:1]:
+                done = subprocess.run(["mpirun." + mpi, "-n", "1", kit.RINGATTN, *first, ":", "-n", "1", kit.RINGATTN, *second],
+                                      capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+                self.assertNotEqual(done.returncode, 0)
+                self.assertIn("ranks disagree: " + says, done.stderr)
+                self.assertEqual(self.files(), self.before)
+
     def ranks_of(self, name):
         """The processes that run on this file: those that this test started."""
         found = subprocess.run(["pgrep", "-f", f"{kit.RINGATTN} run --q {name}"], capture_output=True, text=True).stdout.split()
