@@ -193,6 +193,32 @@ def test_every_integer_that_is_handed_to_the_library_is_checked():
                     getattr(_lib.lib, name).argtypes[index].from_param(2**64)
 
 
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_settings_in_arrays_that_change_are_read_in_each_call(kind, rng):
+    array = np.array if kind == "numpy" else pytest.importorskip("torch").tensor
+    q, k, v = rng.standard_normal((3, 1, 16, 2, 8), dtype=np.float32)
+    for name, numbers, others in (
+        ("scale", (0.5, 2.0), {}),
+        ("is_causal", (True, False), {}),
+        ("dropout_p", (0.5, 0.0), {"seed": 1}),
+        ("segment_lengths", (4, 8), {"dilation_rates": (1,)}),
+    ):
+        place = array(numbers[0])
+        for number in numbers:
+            place[...] = number
+            given, plain = ((place,), (number,)) if name == "segment_lengths" else (place, number)
+            found = ringattn.attention(q, k, v, **{name: given}, **others)
+            assert np.array_equal(found, ringattn.attention(q, k, v, **{name: plain}, **others)), name
+
+
+def test_a_setting_that_wants_a_gradient_is_refused():
+    torch = pytest.importorskip("torch")
+    scale, x = torch.tensor(0.5, requires_grad=True), torch.ones(1, 8, 2, 4)
+    for call in (lambda: ringattn.attention(x, x, x, scale=scale), lambda: ringattn.RingDilatedAttention(scale=scale)):
+        with pytest.raises(ValueError, match="scale requires a gradient.*multiply query"):
+            call()
+
+
 def test_tensors_with_heads_first_are_warned_about_once():
     swapped = np.zeros((1, 64, 8, 4), np.float32).swapaxes(1, 2)
     few = np.zeros((1, 8, 63, 4), np.float32)
