@@ -1,5 +1,6 @@
 """Wrong arguments raise, with a sentence that names them; nothing is silently ignored."""
 
+import pickle
 import warnings
 
 import numpy as np
@@ -217,6 +218,14 @@ def test_a_setting_that_wants_a_gradient_is_refused():
     for call in (lambda: ringattn.attention(x, x, x, scale=scale), lambda: ringattn.RingDilatedAttention(scale=scale)):
         with pytest.raises(ValueError, match="scale requires a gradient.*multiply query"):
             call()
+
+
+def test_an_error_gets_out_of_a_worker_process(rng):
+    x = rng.standard_normal((1, 8, 2, 4), dtype=np.float32)
+    with pytest.raises(ringattn.RingattnError) as caught:
+        ringattn.attention(x, x, x, kernel="abacus")
+    found = pickle.loads(pickle.dumps(caught.value))
+    assert (type(found), str(found)) == (ringattn.RingattnError, str(caught.value)) and found.status == "RA_NOT_AVAILABLE"
 
 
 def test_tensors_with_heads_first_are_warned_about_once():
