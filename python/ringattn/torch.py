@@ -113,8 +113,10 @@ def _seed_tensor(seed: Any, dropout_p: float) -> Optional[torch.Tensor]:
 
 
 def _range_tensor(key_range: Any, batch: int) -> Optional[torch.Tensor]:
-    if key_range is None or isinstance(key_range, torch.Tensor):
-        return key_range
+    if key_range is None:
+        return None
+    if isinstance(key_range, torch.Tensor):
+        return key_range.expand(batch, 2) if key_range.shape == (2,) else key_range  # vmap folds a row for each entry
     return torch.tensor(key_ranges(key_range, batch), dtype=torch.int64).t().contiguous()
 
 
