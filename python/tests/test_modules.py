@@ -274,3 +274,23 @@ def test_check_compares_in_process_ranks_and_names_what_differs():
     assert not report and "output" in report.differs and "differs in output" in str(report)
     with pytest.raises(ValueError, match="none of this package's"):
         ringattn.check(torch.nn.Linear(2, 2), torch.zeros(1, 2, 2), group=2)
+
+
+def test_check_leaves_a_module_as_it_was():
+    preset = ringattn.RingDilatedAttentionHybrid([8, 24], [1, 2])
+    dropout = torch.nn.Dropout(0.5).eval()  # frozen, in a module that trains
+
+    class Whole(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.dropout = preset, dropout
+
+        def forward(self, q, k, v):
+            return self.dropout(self.attention(q, k, v))
+
+    module = Whole()
+    dropout.eval()
+    before = [dict(part.__dict__) for part in module.modules()]
+    assert ringattn.check(module, tuple(inputs()), group=2)
+    assert [dict(part.__dict__) for part in module.modules()] == before
+    assert module.training and not dropout.training and preset._all_processes  # of torch.distributed, once it is started
