@@ -37,13 +37,16 @@ class _Eager(torch.autograd.Function):
         out, lse, problem, seed = run_forward(query, key, value, options, where, seed, ranges, True, gradient=True)
         ctx.call = problem, where, seed, ranges
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(query, key, value, out, lse)
         assert lse is not None
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.saved_as = [_kind(x) for x in (query, key, value, out, lse)]
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Optional[torch.Tensor], dlse: Optional[torch.Tensor]) -> Any:
-        query, key, value, out, lse = ctx.saved_tensors
+        query, key, value, out, lse = saved = ctx.saved_tensors
+        if [_kind(x) for x in saved] != ctx.saved_as:
+            raise RuntimeError("a hook of saved tensors gave back one of another shape, type or device than it was given")
         if dout is None:
             if dlse is None:
                 return None, None, None, None, None, None, None
@@ -58,6 +61,10 @@ class _Eager(torch.autograd.Function):
         else:
             dq, dk, dv = run_backward(query, key, value, out, lse, dout, dlse, problem, where, seed, ranges)
         return dq, dk, dv, None, None, None, None
+
+
+def _kind(x: torch.Tensor) -> tuple[Any, ...]:
+    return x.shape, x.dtype, x.device
 
 
 def _is_batched(x: Optional[torch.Tensor]) -> bool:

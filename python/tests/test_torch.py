@@ -234,6 +234,14 @@ def test_saved_tensors_that_come_back_with_other_strides_are_read_right():
     assert all(torch.equal(one, other) for one, other in zip(found, expected))
 
 
+def test_saved_tensors_that_come_back_in_another_type_are_refused():
+    q, k, v = inputs()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.bfloat16(), lambda x: x):
+        out = ringattn.attention(q, k, v)
+    with pytest.raises(RuntimeError, match="a hook of saved tensors gave back"):
+        out.sum().backward()
+
+
 def test_only_what_needs_a_gradient_gets_one():
     q, k, v = inputs()
     k, v = k.detach(), v.detach()
