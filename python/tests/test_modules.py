@@ -194,6 +194,15 @@ def test_a_given_dtype_is_computed_in_and_converted_back():
     assert q.grad.dtype == torch.float32
 
 
+def test_a_given_dtype_is_computed_in_under_autocast_too():
+    q, k, v = inputs(dtype=torch.bfloat16)
+    module = ringattn.RingDilatedAttention(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.float16):
+        out = module(q, k, v)
+    assert torch.equal(out, ringattn.attention(*(x.float() for x in (q, k, v))).bfloat16())
+    assert module(*(x.to("meta") for x in (q, k, v))).dtype == torch.bfloat16
+
+
 def test_gradients_flow_through_every_preset():
     for name in PRESETS:
         q, k, v = inputs(requires_grad=True)
