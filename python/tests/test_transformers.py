@@ -80,6 +80,14 @@ def test_sliding_windows_are_equal():
     torch.testing.assert_close(ours[kept], theirs[kept], rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_that_asks_for_windows_of_no_layer_is_equal():
+    few = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    data = batch("left")
+    ours, theirs = (model(name, "Qwen2Moe", **few).eval()(**data).logits for name in ("ringattn", "sdpa"))
+    kept = data["attention_mask"].bool()
+    torch.testing.assert_close(ours[kept], theirs[kept], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation_with_a_cache_gives_the_tokens_of_sdpa(cache):
     data = {name: value for name, value in batch("left").items() if name != "labels"}
