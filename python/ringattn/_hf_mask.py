@@ -86,11 +86,10 @@ def write(
             keep = torch.nn.functional.pad(keep, (0, keys - keep.shape[1]))
         keep = None if keep is None or bool(keep.all()) else keep
     row = [_MARK, left, right, keys, rows, where.ranks, 0, rows or keys]
-    mask = torch.tensor([[[row]]]).expand(batch, 1, 1, _COLUMNS)
+    mask = torch.tensor([[[row]]]).repeat(batch, 1, 1, 1)
     if keep is None:
         mask._ringattn = Mask([row])  # type: ignore[attr-defined]  # nobody need read it
         return mask
-    mask = mask.clone()
     mask[:, 0, 0, -2:] = padding_range(~keep, group, layout, "attention_mask")
     return mask
 

@@ -173,6 +173,23 @@ def test_one_graph_holds_a_training_step(kind, padding):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("padding", [None, "right"])
+def test_operators_of_masks_say_what_they_give(padding):
+    """Sizes and strides, which the default backend of torch.compile asserts."""
+    from ringattn._hf_mask import write_op
+    from ringattn._hf_op import masked_forward
+    from ringattn.multihead import _range_op
+
+    kept = batch(padding)["attention_mask"]
+    arguments = (kept, None, None, None, [3, 20, 0, 20, 0, -1, 0], "", "contiguous")
+    settings = ringattn._config.checked(ringattn._config.Settings())
+    x = torch.randn(3, 20, 2, 4, requires_grad=True)
+    torch.library.opcheck(write_op, arguments)
+    torch.library.opcheck(masked_forward, (x, x, x, write_op(*arguments), None, None, *settings, ""))
+    if kept is not None:
+        torch.library.opcheck(_range_op, (kept == 0, "", "contiguous"))
+
+
 def test_one_graph_serves_a_static_cache_that_fills():
     data = {name: value for name, value in batch("left").items() if name != "labels"}
     found, graphs = [], []
