@@ -129,7 +129,10 @@ class _Rows:
     def index(self, rows: int) -> torch.Tensor:
         problem = rows_problem(self.layout, rows)
         return torch.cat(
-            [torch.arange(count) * step + start for start, step, count in problem.shards(self.where.ranks)[self.where.rank][1]]
+            [
+                torch.arange(count, device="cpu") * step + start
+                for start, step, count in problem.shards(self.where.ranks)[self.where.rank][1]
+            ]
         )
 
 
@@ -144,7 +147,8 @@ def _results(
     out = out[0] if isinstance(out, tuple) else out
     whole = inputs[0].size(1)
     # The gradient of the output depends on the row alone, so that every division into ranks sees the same one.
-    weight = torch.randn((out.size(0), whole, *out.shape[2:]), generator=torch.Generator().manual_seed(0)).to(out)
+    shape, generator = (out.size(0), whole, *out.shape[2:]), torch.Generator().manual_seed(0)
+    weight = torch.randn(shape, generator=generator, device="cpu").to(out)
     out.backward(weight if rows is None else weight[:, rows.index(whole).to(weight.device)])
     results = {"output": out.detach()}
     results.update({f"input {i} gradient": x.grad for i, x in enumerate(parts) if x.grad is not None})

@@ -180,7 +180,7 @@ def signed(seed: int) -> int:
 
 
 def state_of(problem: Problem, seed: int) -> torch.Tensor:
-    return torch.tensor((problem.shape.seq_q, problem.shape.seq_k, signed(seed)))
+    return torch.tensor((problem.shape.seq_q, problem.shape.seq_k, signed(seed)), device="cpu")
 
 
 def agreed(state: torch.Tensor, options: Options, *inputs: torch.Tensor) -> tuple[Problem, int]:

@@ -113,10 +113,10 @@ def _seed_tensor(seed: Any, dropout_p: float) -> Optional[torch.Tensor]:
     if not dropout_p:
         return None
     if seed is None:
-        return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64)
+        return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device="cpu")
     if isinstance(seed, torch.Tensor):
         return seed
-    return torch.tensor(signed(checked_seed(seed)), dtype=torch.int64)
+    return torch.tensor(signed(checked_seed(seed)), dtype=torch.int64, device="cpu")
 
 
 def _range_tensor(key_range: Any, batch: int) -> Optional[torch.Tensor]:
@@ -124,7 +124,7 @@ def _range_tensor(key_range: Any, batch: int) -> Optional[torch.Tensor]:
         return None
     if isinstance(key_range, torch.Tensor):
         return key_range.expand(batch, 2) if key_range.shape == (2,) else key_range  # vmap folds a row for each entry
-    return torch.tensor(key_ranges(key_range, batch), dtype=torch.int64).t().contiguous()
+    return torch.tensor(key_ranges(key_range, batch), dtype=torch.int64, device="cpu").t().contiguous()
 
 
 def attention(

@@ -242,6 +242,30 @@ def test_saved_tensors_that_come_back_in_another_type_are_refused():
         out.sum().backward()
 
 
+def test_tensors_of_our_own_are_on_the_cpu_whatever_the_default_device():
+    module = ringattn.RingMultiheadDilatedAttention(16, 4)
+    x, padding = torch.randn(2, 9, 16), torch.zeros(2, 9, dtype=torch.bool)
+    padding[1, 6:] = True
+    q, k, v = inputs()
+
+    def results():
+        out = ringattn.attention(q, k, v, group=2, key_range=[(0, 9), (3, 20)], dropout_p=0.25, seed=7)
+        cache = ringattn.KVCache()
+        cache.append(k, v)
+        return [
+            out,
+            *torch.autograd.grad(out.square().sum(), (q, k, v)),
+            cache.attention(q[:, -1:]),
+            module(x, key_padding_mask=padding)[0],
+            torch.tensor(bool(ringattn.check(module, x, 2)), device="cpu"),
+        ]
+
+    expected = results()
+    with torch.device("meta"):  # as torch.set_default_device; a tensor that is made here has no values
+        found = results()
+    assert all(torch.equal(one, other) for one, other in zip(found, expected))
+
+
 def test_only_what_needs_a_gradient_gets_one():
     q, k, v = inputs()
     k, v = k.detach(), v.detach()
