@@ -203,6 +203,8 @@ class RingMultiheadDilatedAttention(nn.Module):
             raise ValueError(
                 "need_weights=True is not supported: the weights are never formed, which is what makes long sequences possible"
             )
+        if query.is_nested:  # nn.TransformerEncoder makes one of padding in evaluation
+            raise ValueError("query is a nested tensor; give nn.TransformerEncoder enable_nested_tensor=False")
         if query.dim() not in (2, 3):
             raise ValueError(f"query has shape {tuple(query.shape)}; it must be [batch, rows, embed_dim] or [rows, embed_dim]")
         key = query if key is None else key

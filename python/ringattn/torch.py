@@ -182,6 +182,8 @@ def _ready(query: Any, key: Any, value: Any) -> tuple[torch.Tensor, torch.Tensor
             f"query, key and value are {type(query).__name__}, {type(key).__name__} and {type(value).__name__}; they must all "
             f"be torch tensors"
         )
+    if query.is_nested or key.is_nested or value.is_nested:
+        raise ValueError("query, key and value must not be nested tensors: pad them, and give key_range")
     kind = query.device.type
     if kind == "meta":
         if not key.is_meta or not value.is_meta:

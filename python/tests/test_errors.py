@@ -220,6 +220,18 @@ def test_a_setting_that_wants_a_gradient_is_refused():
             call()
 
 
+@pytest.mark.filterwarnings("ignore:.*nested:UserWarning")
+def test_nested_tensors_are_refused_with_a_remedy():
+    torch = pytest.importorskip("torch")
+    parts = [torch.ones(5, 2, 8), torch.ones(3, 2, 8)]
+    for layout in (torch.strided, torch.jagged):
+        x = torch.nested.nested_tensor(parts, layout=layout)
+        with pytest.raises(ValueError, match="nested.*key_range"):
+            ringattn.attention(x, x, x)
+    with pytest.raises(ValueError, match="enable_nested_tensor=False"):
+        ringattn.RingMultiheadDilatedAttention(16, 2)(torch.nested.nested_tensor([part.flatten(1) for part in parts]))
+
+
 def test_an_error_gets_out_of_a_worker_process(rng):
     x = rng.standard_normal((1, 8, 2, 4), dtype=np.float32)
     with pytest.raises(ringattn.RingattnError) as caught:
