@@ -17,7 +17,7 @@ _ADVICE = (
 
 
 def _digest(x: torch.Tensor) -> int:
-    host = x.detach().contiguous().cpu()
+    host = x.detach().resolve_neg().contiguous().cpu()
     state = hashlib.blake2b(repr((tuple(x.shape), x.dtype)).encode(), digest_size=7)
     state.update(host.reshape(-1).view(torch.uint8).numpy().data)
     return int.from_bytes(state.digest(), "little")

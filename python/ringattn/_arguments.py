@@ -44,7 +44,8 @@ def key_ranges(key_range: Any, batch: int) -> Ranges:
         return None
     pairs = key_range.tolist() if hasattr(key_range, "tolist") else list(key_range)
     try:
-        if len(pairs) == 2 and not hasattr(pairs[0], "__len__"):
+        # Numbers in a graph cannot be asked for attributes.
+        if len(pairs) == 2 and (isinstance(pairs[0], int) or not hasattr(pairs[0], "__len__")):
             pairs = [pairs] * batch
         begins = tuple(operator.index(begin) for begin, _ in pairs)
         ends = tuple(operator.index(end) for _, end in pairs)

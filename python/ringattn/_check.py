@@ -79,7 +79,8 @@ def check(module: nn.Module, sample: Any, group: Any = None, tolerance: Optional
             types.
         forward: further arguments of the module's forward, ``is_causal=True`` say.
 
-    Every rank of a group of processes calls it, and each gets the whole report. The module's gradients are left as they were.
+    Every rank of a group of processes calls it, and each gets the whole report. The module, its modes and gradients are left as
+    they were.
 
     >>> import torch, ringattn
     >>> module = ringattn.RingMultiheadDilatedAttention(16, 4, segment_lengths=[8, 16], dilation_rates=[1, 2], offset="residue")
@@ -93,9 +94,9 @@ def check(module: nn.Module, sample: Any, group: Any = None, tolerance: Optional
         group = inner[0].group
     where = _dist.resolve(group)
     inputs = tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
-    before = [(part, part.group) for part in inner]
+    before = [(part, part._group, part._all_processes) for part in inner]
     kept = [(p, p.grad) for p in module.parameters()]
-    training = module.training
+    modes = [(part, part.training) for part in module.modules()]
     try:
         module.eval()  # dropout elsewhere draws from generators that know nothing of ranks
         for part in inner:
@@ -110,9 +111,10 @@ def check(module: nn.Module, sample: Any, group: Any = None, tolerance: Optional
         else:
             ring = _results(module, inputs, None, forward)
     finally:
-        module.train(training)
-        for part, its_group in before:
-            part.group = its_group
+        for part, training in modes:
+            part.training = training
+        for part, its_group, all_processes in before:
+            part.group, part._all_processes = its_group, all_processes
         for p, gradient in kept:
             p.grad = gradient
     return CheckReport(tuple(_compare(name, alone[name], ring.get(name), where, tolerance) for name in alone), where.ranks)
@@ -127,7 +129,10 @@ class _Rows:
     def index(self, rows: int) -> torch.Tensor:
         problem = rows_problem(self.layout, rows)
         return torch.cat(
-            [torch.arange(count) * step + start for start, step, count in problem.shards(self.where.ranks)[self.where.rank][1]]
+            [
+                torch.arange(count, device="cpu") * step + start
+                for start, step, count in problem.shards(self.where.ranks)[self.where.rank][1]
+            ]
         )
 
 
@@ -142,7 +147,8 @@ def _results(
     out = out[0] if isinstance(out, tuple) else out
     whole = inputs[0].size(1)
     # The gradient of the output depends on the row alone, so that every division into ranks sees the same one.
-    weight = torch.randn((out.size(0), whole, *out.shape[2:]), generator=torch.Generator().manual_seed(0)).to(out)
+    shape, generator = (out.size(0), whole, *out.shape[2:]), torch.Generator().manual_seed(0)
+    weight = torch.randn(shape, generator=generator, device="cpu").to(out)
     out.backward(weight if rows is None else weight[:, rows.index(whole).to(weight.device)])
     results = {"output": out.detach()}
     results.update({f"input {i} gradient": x.grad for i, x in enumerate(parts) if x.grad is not None})

@@ -215,13 +215,24 @@ def make_options(given: Sequence[Any]) -> Options:
     except TypeError:  # something that cannot be hashed: the checks below say what
         found = None
     if found is None:
-        found = Options(*checked(Settings(*key)))
+        settings = checked(Settings(*key))
+        if not _is_constant(key):  # a tensor of one element, say, which may hold another number in the next call
+            key = settings
+            found = _options.get(key)
+    if found is None:
+        found = Options(*settings)
         found.problems = {}
         with _lock:
             while len(_options) >= _OPTIONS_KEPT:
                 _options.popitem(last=False)
             _options[key] = found
     return found
+
+
+def _is_constant(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(_is_constant(part) for part in value)
+    return value is None or isinstance(value, (int, float, str))
 
 
 def checked(given: Settings) -> Settings:
@@ -252,6 +263,10 @@ def checked(given: Settings) -> Settings:
 
 
 def _number(name: str, value: Any) -> float:
+    is_number = isinstance(value, (int, float))
+    if not is_number and getattr(value, "requires_grad", False) and sys.modules["torch"].is_grad_enabled():
+        remedy = "multiply query by it and give scale=1, or " if name == "scale" else ""
+        raise ValueError(f"{name} requires a gradient and would not get one: {remedy}give a number")
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -86,11 +86,10 @@ def write(
             keep = torch.nn.functional.pad(keep, (0, keys - keep.shape[1]))
         keep = None if keep is None or bool(keep.all()) else keep
     row = [_MARK, left, right, keys, rows, where.ranks, 0, rows or keys]
-    mask = torch.tensor([[[row]]]).expand(batch, 1, 1, _COLUMNS)
+    mask = torch.tensor([[[row]]], device="cpu").repeat(batch, 1, 1, 1)
     if keep is None:
         mask._ringattn = Mask([row])  # type: ignore[attr-defined]  # nobody need read it
         return mask
-    mask = mask.clone()
     mask[:, 0, 0, -2:] = padding_range(~keep, group, layout, "attention_mask")
     return mask
 
@@ -128,7 +127,7 @@ def _on_group(
             )
     keep = None
     if any(masked for *_, masked in every):
-        keep = torch.ones(batch, kv_length, dtype=torch.bool) if attention_mask is None else attention_mask != 0
+        keep = torch.ones(batch, kv_length, dtype=torch.bool, device="cpu") if attention_mask is None else attention_mask != 0
     return sum(keys for _, keys, *_ in every), keep
 
 

@@ -267,6 +267,9 @@ class RingattnError(RuntimeError):
         super().__init__(message)
         self.status = status
 
+    def __reduce__(self) -> Any:  # so that it gets from a worker process to the one that waits for it
+        return type(self), (*self.args, self.status), self.__dict__
+
 
 def _find() -> str:
     named = os.environ.get("RINGATTN_LIBRARY")

@@ -87,6 +87,13 @@ def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tup
     return Shape(code, kind, batch, rows, keys, heads, kv_heads, dim), tuple(views)  # type: ignore[return-value]
 
 
+def _readable(x: torch.Tensor) -> torch.Tensor:
+    """What autograd hands to backward, as it can be read from memory: a gradient may be expanded from one number or lazily
+    negated, and hooks of saved tensors may give back a copy with other strides."""
+    x = x.resolve_neg()
+    return x if x.stride(3) == 1 or x.size(3) < 2 else x.contiguous()
+
+
 def _result_like(x: torch.Tensor) -> torch.Tensor:
     if x.device.type == "cpu" and x.nbytes >= SMALL:
         memory = blocks.take(x.nbytes)
@@ -150,8 +157,8 @@ def run_backward(
     seed: int,
     ranges: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if dout.stride(3) != 1 and dout.size(3) > 1:  # expanded from one number, say
-        dout = dout.contiguous()
+    query, key, value, out, dout = (_readable(x) for x in (query, key, value, out, dout))
+    lse, dlse = lse.resolve_neg(), None if dlse is None else dlse.resolve_neg()
     order = where.order(problem)
     if order:
         queries, keys = order
@@ -173,7 +180,7 @@ def signed(seed: int) -> int:
 
 
 def state_of(problem: Problem, seed: int) -> torch.Tensor:
-    return torch.tensor((problem.shape.seq_q, problem.shape.seq_k, signed(seed)))
+    return torch.tensor((problem.shape.seq_q, problem.shape.seq_k, signed(seed)), device="cpu")
 
 
 def agreed(state: torch.Tensor, options: Options, *inputs: torch.Tensor) -> tuple[Problem, int]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
+from ._arguments import key_ranges
 from ._attention import attention
 from ._foreign import refuse
 
@@ -25,8 +26,8 @@ def sdpa(
     """``torch.nn.functional.scaled_dot_product_attention``: ``[B, H, N, D]`` in and out, NumPy arrays or torch tensors.
 
     ``is_causal`` means what it means there: the **first** query meets the first key, also where the lengths differ (in
-    ``ringattn.attention`` the last ones meet). ``attn_mask`` raises ValueError unless it is None. A row without any key
-    is 0, where torch gives NaN.
+    ``ringattn.attention`` the last ones meet, and so they do here for a window or a pattern without it). ``attn_mask`` raises
+    ValueError unless it is None. A row without any key is 0, where torch gives NaN.
 
     >>> import torch, ringattn
     >>> q, k, v = torch.randn(3, 1, 4, 10, 8)
@@ -52,9 +53,19 @@ def sdpa(
                 f"the last key)"
             )
         key, value = key[:, :, :rows], value[:, :, :rows]  # no query reads the others
+        if settings.get("key_range") is not None:
+            settings["key_range"] = _cut(settings["key_range"], query.shape[0], rows)
     query, key, value = query.swapaxes(1, 2), key.swapaxes(1, 2), value.swapaxes(1, 2)
     found = attention(query, key, value, is_causal=is_causal, dropout_p=dropout_p, scale=scale, **settings)
     return (found[0].swapaxes(1, 2), found[1]) if isinstance(found, tuple) else found.swapaxes(1, 2)
+
+
+def _cut(key_range: Any, batch: int, rows: int) -> Any:
+    """Ranges of the keys as those of the first rows of them."""
+    if hasattr(key_range, "clamp"):
+        return key_range.clamp(max=rows)
+    begins, ends = key_ranges(key_range, batch) or ((), ())
+    return [(min(begin, rows), min(end, rows)) for begin, end in zip(begins, ends)]
 
 
 def flash_attn_func(

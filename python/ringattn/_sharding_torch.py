@@ -15,7 +15,7 @@ def _rows_of(x: torch.Tensor, where: Any, layout: str, dim: int) -> torch.Tensor
 
 
 def _whole(x: torch.Tensor, where: Any, layout: str, dim: int) -> torch.Tensor:
-    host = x.detach().cpu()
+    host = x.detach().cpu().resolve_conj().resolve_neg()  # NumPy knows nothing of lazy signs
     if x.is_floating_point() and x.element_size() < 4:  # types that NumPy may not know travel as integers of their size
         host = host.view(torch.int16 if x.element_size() == 2 else torch.uint8)
     whole = torch.from_numpy(_sharding.gather_rows(host.numpy(), str(x.dtype), where, layout, dim))

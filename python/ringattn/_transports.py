@@ -67,7 +67,7 @@ class GlooMailbox(Mailbox):
             thread.start()
 
     def _read(self, peer: int) -> None:
-        frame = self.torch.empty(FRAME, dtype=self.torch.uint8)
+        frame = self.torch.empty(FRAME, dtype=self.torch.uint8, device="cpu")
         view = memoryview(frame.numpy())  # type: ignore[arg-type]
         try:
             while True:
@@ -140,7 +140,7 @@ class GlooMailbox(Mailbox):
             for peer in waiting or range(self.ranks):
                 if peer != self.rank:
                     try:
-                        self.group.recv([self.torch.empty(1)], peer, 3).wait(timedelta(milliseconds=1))
+                        self.group.recv([self.torch.empty(1, device="cpu")], peer, 3).wait(timedelta(milliseconds=1))
                     except RuntimeError:
                         pass
             for thread in threads:

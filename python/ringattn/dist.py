@@ -167,7 +167,7 @@ class Processes(Alone):
         total = sum(count for (count,) in self.gather([rows]))
         problem = rows_problem(layout, total)
         runs = problem.shards(self.ranks)[self.rank][1]
-        return total, torch.cat([torch.arange(count) * step + start for start, step, count in runs])
+        return total, torch.cat([torch.arange(count, device="cpu") * step + start for start, step, count in runs])
 
     def add(self, flat: Any) -> None:
         """Adds a contiguous tensor of one dimension over the ranks, in place."""
@@ -179,7 +179,7 @@ class Processes(Alone):
         narrow = flat.is_floating_point() and flat.element_size() < 4
         for part in flat.detach().split(_PIECE):
             mine = part.cpu().float() if narrow else part.cpu()
-            every = torch.empty((self.ranks, mine.numel()), dtype=mine.dtype)
+            every = torch.empty((self.ranks, mine.numel()), dtype=mine.dtype, device="cpu")
             self.gather_memory(mine.data_ptr(), every.data_ptr(), mine.nbytes)
             part.copy_(every.sum(0))
 

@@ -96,7 +96,8 @@ def _gradients(module: Any, where: Any) -> list[_Gradient]:
     if isinstance(module, nn.Module):
         named: Iterable[tuple[str, torch.Tensor]] = module.named_parameters()
     else:
-        named = ((f"parameter {index}", p) for index, p in enumerate(module))
+        once = {id(p): p for p in module}.values()  # two layers may share a weight
+        named = ((f"parameter {index}", p) for index, p in enumerate(once))
     average, ring, found = averages(module), None, []
     for name, p in named:
         if not p.requires_grad:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import operator
 from typing import Any, Optional, Sequence
@@ -219,10 +220,10 @@ class RingDilatedAttention(nn.Module):
             raise ValueError(f"query is on {query.device} and the module on {self.device}")
         if self.dtype is None:
             return self.attend(query, key, value, is_causal, key_range, seed, return_lse)
-        given, dtype = query.dtype, self.dtype
-        result = self.attend(query.to(dtype), key.to(dtype), value.to(dtype), is_causal, key_range, seed, return_lse)
-        if torch.is_autocast_enabled(query.device.type):
-            return result
+        given, dtype, kind = query.dtype, self.dtype, query.device.type
+        # Autocast would compute in its own type.
+        with contextlib.nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):
+            result = self.attend(query.to(dtype), key.to(dtype), value.to(dtype), is_causal, key_range, seed, return_lse)
         return (result[0].to(given), result[1]) if return_lse else result.to(given)
 
     def _runs_on(self) -> Any:

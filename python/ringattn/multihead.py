@@ -34,14 +34,14 @@ def padding_range(mask: torch.Tensor, group: str, layout: str, name: str = "key_
     keep = ~mask.cpu()
     batch, rows = keep.shape
     where = _dist.resolve(group)
-    positions, total = torch.arange(rows), rows
+    positions, total = torch.arange(rows, device="cpu"), rows
     if isinstance(where, _dist.Processes):
         total, positions = where.positions(rows, layout)
     count = keep.sum(1)
-    begin = torch.where(keep, positions, total).amin(1) if rows else torch.full((batch,), total)
-    end = torch.where(keep, positions + 1, 0).amax(1) if rows else torch.zeros(batch, dtype=torch.int64)
+    begin = torch.where(keep, positions, total).amin(1) if rows else keep.new_full((batch,), total, dtype=torch.int64)
+    end = torch.where(keep, positions + 1, 0).amax(1) if rows else keep.new_zeros(batch, dtype=torch.int64)
     if isinstance(where, _dist.Processes):
-        every = torch.tensor(where.gather(torch.cat([count, begin, end]).tolist())).view(where.ranks, 3, batch)
+        every = torch.tensor(where.gather(torch.cat([count, begin, end]).tolist()), device="cpu").view(where.ranks, 3, batch)
         count, begin, end = every[:, 0].sum(0), every[:, 1].amin(0), every[:, 2].amax(0)
     wrong = (count > 0) & (end - begin != count)
     if wrong.any():
@@ -203,6 +203,8 @@ class RingMultiheadDilatedAttention(nn.Module):
             raise ValueError(
                 "need_weights=True is not supported: the weights are never formed, which is what makes long sequences possible"
             )
+        if query.is_nested:  # nn.TransformerEncoder makes one of padding in evaluation
+            raise ValueError("query is a nested tensor; give nn.TransformerEncoder enable_nested_tensor=False")
         if query.dim() not in (2, 3):
             raise ValueError(f"query has shape {tuple(query.shape)}; it must be [batch, rows, embed_dim] or [rows, embed_dim]")
         key = query if key is None else key

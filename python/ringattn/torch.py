@@ -37,13 +37,16 @@ class _Eager(torch.autograd.Function):
         out, lse, problem, seed = run_forward(query, key, value, options, where, seed, ranges, True, gradient=True)
         ctx.call = problem, where, seed, ranges
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(query, key, value, out, lse)
         assert lse is not None
+        ctx.save_for_backward(query, key, value, out, lse)
+        ctx.saved_as = [_kind(x) for x in (query, key, value, out, lse)]
         return out, lse
 
     @staticmethod
     def backward(ctx: Any, dout: Optional[torch.Tensor], dlse: Optional[torch.Tensor]) -> Any:
-        query, key, value, out, lse = ctx.saved_tensors
+        query, key, value, out, lse = saved = ctx.saved_tensors
+        if [_kind(x) for x in saved] != ctx.saved_as:
+            raise RuntimeError("a hook of saved tensors gave back one of another shape, type or device than it was given")
         if dout is None:
             if dlse is None:
                 return None, None, None, None, None, None, None
@@ -58,6 +61,10 @@ class _Eager(torch.autograd.Function):
         else:
             dq, dk, dv = run_backward(query, key, value, out, lse, dout, dlse, problem, where, seed, ranges)
         return dq, dk, dv, None, None, None, None
+
+
+def _kind(x: torch.Tensor) -> tuple[Any, ...]:
+    return x.shape, x.dtype, x.device
 
 
 def _is_batched(x: Optional[torch.Tensor]) -> bool:
@@ -106,16 +113,18 @@ def _seed_tensor(seed: Any, dropout_p: float) -> Optional[torch.Tensor]:
     if not dropout_p:
         return None
     if seed is None:
-        return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64)
+        return torch.randint(-(2**63), 2**63 - 1, (), dtype=torch.int64, device="cpu")
     if isinstance(seed, torch.Tensor):
         return seed
-    return torch.tensor(signed(checked_seed(seed)), dtype=torch.int64)
+    return torch.tensor(signed(checked_seed(seed)), dtype=torch.int64, device="cpu")
 
 
 def _range_tensor(key_range: Any, batch: int) -> Optional[torch.Tensor]:
-    if key_range is None or isinstance(key_range, torch.Tensor):
-        return key_range
-    return torch.tensor(key_ranges(key_range, batch), dtype=torch.int64).t().contiguous()
+    if key_range is None:
+        return None
+    if isinstance(key_range, torch.Tensor):
+        return key_range.expand(batch, 2) if key_range.shape == (2,) else key_range  # vmap folds a row for each entry
+    return torch.tensor(key_ranges(key_range, batch), dtype=torch.int64, device="cpu").t().contiguous()
 
 
 def attention(
@@ -173,6 +182,8 @@ def _ready(query: Any, key: Any, value: Any) -> tuple[torch.Tensor, torch.Tensor
             f"query, key and value are {type(query).__name__}, {type(key).__name__} and {type(value).__name__}; they must all "
             f"be torch tensors"
         )
+    if query.is_nested or key.is_nested or value.is_nested:
+        raise ValueError("query, key and value must not be nested tensors: pad them, and give key_range")
     kind = query.device.type
     if kind == "meta":
         if not key.is_meta or not value.is_meta:

@@ -109,6 +109,11 @@ def _mask_function(layout: str, group: Any) -> Callable[..., torch.Tensor]:
         if cache_position is not None:
             q_length, q_offset, device = cache_position.shape[0], cache_position[0], cache_position.device
         offset, q_offset = (q_offset, 0) if isinstance(q_offset, torch.Tensor) else (None, q_offset)
+        if local_size == 0:  # a model whose layers have no window may ask for a mask of them all the same: it leaves no key
+            from transformers.masking_utils import causal_mask_function
+
+            nothing = torch.zeros(batch_size, kv_length, dtype=torch.bool, device=device)
+            mask_function, attention_mask = causal_mask_function, nothing
         compiling, seen, expected = torch.compiler.is_compiling(), None, None
         if compiling and attention_mask is None and _may_be_packed(mask_function, others):
             if group is not None:

@@ -130,6 +130,13 @@ def test_a_range_given_as_a_tensor_does_not_need_a_new_graph():
     assert len(graphs) == 1
 
 
+def test_a_range_of_numbers_may_change():
+    compiled = torch.compile(lambda x, r: ringattn.attention(x, x, x, key_range=r), backend="eager", fullgraph=True)
+    x = torch.randn(1, 9, 2, 4)
+    for pair in ((0, 5), (1, 5), (2, 9)):
+        assert torch.equal(compiled(x, pair), ringattn.attention(x, x, x, key_range=pair))
+
+
 def test_modules_compile_in_one_graph():
     ring = ringattn.RingDilatedAttention([4, 0], [1, 2], combine="mix", ring_size=2)
     q, k, v = tensors(torch.float32)

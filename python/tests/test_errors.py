@@ -1,5 +1,6 @@
 """Wrong arguments raise, with a sentence that names them; nothing is silently ignored."""
 
+import pickle
 import warnings
 
 import numpy as np
@@ -191,6 +192,52 @@ def test_every_integer_that_is_handed_to_the_library_is_checked():
             if kind in _lib._RANGE:
                 with pytest.raises(ValueError, match=f"{name} is .* must fit into"):
                     getattr(_lib.lib, name).argtypes[index].from_param(2**64)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+def test_settings_in_arrays_that_change_are_read_in_each_call(kind, rng):
+    array = np.array if kind == "numpy" else pytest.importorskip("torch").tensor
+    q, k, v = rng.standard_normal((3, 1, 16, 2, 8), dtype=np.float32)
+    for name, numbers, others in (
+        ("scale", (0.5, 2.0), {}),
+        ("is_causal", (True, False), {}),
+        ("dropout_p", (0.5, 0.0), {"seed": 1}),
+        ("segment_lengths", (4, 8), {"dilation_rates": (1,)}),
+    ):
+        place = array(numbers[0])
+        for number in numbers:
+            place[...] = number
+            given, plain = ((place,), (number,)) if name == "segment_lengths" else (place, number)
+            found = ringattn.attention(q, k, v, **{name: given}, **others)
+            assert np.array_equal(found, ringattn.attention(q, k, v, **{name: plain}, **others)), name
+
+
+def test_a_setting_that_wants_a_gradient_is_refused():
+    torch = pytest.importorskip("torch")
+    scale, x = torch.tensor(0.5, requires_grad=True), torch.ones(1, 8, 2, 4)
+    for call in (lambda: ringattn.attention(x, x, x, scale=scale), lambda: ringattn.RingDilatedAttention(scale=scale)):
+        with pytest.raises(ValueError, match="scale requires a gradient.*multiply query"):
+            call()
+
+
+@pytest.mark.filterwarnings("ignore:.*nested:UserWarning")
+def test_nested_tensors_are_refused_with_a_remedy():
+    torch = pytest.importorskip("torch")
+    parts = [torch.ones(5, 2, 8), torch.ones(3, 2, 8)]
+    for layout in (torch.strided, torch.jagged):
+        x = torch.nested.nested_tensor(parts, layout=layout)
+        with pytest.raises(ValueError, match="nested.*key_range"):
+            ringattn.attention(x, x, x)
+    with pytest.raises(ValueError, match="enable_nested_tensor=False"):
+        ringattn.RingMultiheadDilatedAttention(16, 2)(torch.nested.nested_tensor([part.flatten(1) for part in parts]))
+
+
+def test_an_error_gets_out_of_a_worker_process(rng):
+    x = rng.standard_normal((1, 8, 2, 4), dtype=np.float32)
+    with pytest.raises(ringattn.RingattnError) as caught:
+        ringattn.attention(x, x, x, kernel="abacus")
+    found = pickle.loads(pickle.dumps(caught.value))
+    assert (type(found), str(found)) == (ringattn.RingattnError, str(caught.value)) and found.status == "RA_NOT_AVAILABLE"
 
 
 def test_tensors_with_heads_first_are_warned_about_once():

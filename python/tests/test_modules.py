@@ -194,6 +194,15 @@ def test_a_given_dtype_is_computed_in_and_converted_back():
     assert q.grad.dtype == torch.float32
 
 
+def test_a_given_dtype_is_computed_in_under_autocast_too():
+    q, k, v = inputs(dtype=torch.bfloat16)
+    module = ringattn.RingDilatedAttention(dtype=torch.float32)
+    with torch.autocast("cpu", dtype=torch.float16):
+        out = module(q, k, v)
+    assert torch.equal(out, ringattn.attention(*(x.float() for x in (q, k, v))).bfloat16())
+    assert module(*(x.to("meta") for x in (q, k, v))).dtype == torch.bfloat16
+
+
 def test_gradients_flow_through_every_preset():
     for name in PRESETS:
         q, k, v = inputs(requires_grad=True)
@@ -274,3 +283,23 @@ def test_check_compares_in_process_ranks_and_names_what_differs():
     assert not report and "output" in report.differs and "differs in output" in str(report)
     with pytest.raises(ValueError, match="none of this package's"):
         ringattn.check(torch.nn.Linear(2, 2), torch.zeros(1, 2, 2), group=2)
+
+
+def test_check_leaves_a_module_as_it_was():
+    preset = ringattn.RingDilatedAttentionHybrid([8, 24], [1, 2])
+    dropout = torch.nn.Dropout(0.5).eval()  # frozen, in a module that trains
+
+    class Whole(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.attention, self.dropout = preset, dropout
+
+        def forward(self, q, k, v):
+            return self.dropout(self.attention(q, k, v))
+
+    module = Whole()
+    dropout.eval()
+    before = [dict(part.__dict__) for part in module.modules()]
+    assert ringattn.check(module, tuple(inputs()), group=2)
+    assert [dict(part.__dict__) for part in module.modules()] == before
+    assert module.training and not dropout.training and preset._all_processes  # of torch.distributed, once it is started

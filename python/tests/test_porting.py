@@ -46,6 +46,17 @@ def test_causal_sdpa_begins_at_the_first_key():
     torch.testing.assert_close(ringattn.sdpa(k, q, q), F.scaled_dot_product_attention(k, q, q))
 
 
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_causal_sdpa_takes_ranges_of_all_keys(kind):
+    q, k, v = heads_first(rows=4)
+    ranges = [(1, 9), (0, 2)]
+    mask = torch.ones(4, 10, dtype=torch.bool).tril().repeat(2, 1, 1, 1)
+    for entry, (begin, end) in enumerate(ranges):
+        mask[entry, ..., :begin], mask[entry, ..., end:] = False, False
+    expected = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).nan_to_num(0.0)
+    torch.testing.assert_close(ringattn.sdpa(q, k, v, is_causal=True, key_range=kind(ranges)), expected)
+
+
 def test_sdpa_takes_numpy_arrays_and_our_settings():
     q, k, v = heads_first()
     arrays = [x.numpy() for x in (q, k, v)]

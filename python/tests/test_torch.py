@@ -209,6 +209,63 @@ def test_tensors_whose_signs_are_turned_lazily_are_read_right():
     assert torch.equal(ringattn.attention(turned, k, v), ringattn.attention(-q, k, v))
 
 
+def test_gradients_whose_signs_are_turned_lazily_are_read_right():
+    q, k, v = inputs()
+    out, lse = ringattn.attention(q, k, v, return_lse=True)
+    for result in (out, lse):
+        turned = torch._neg_view(torch.ones_like(result))
+        found = torch.autograd.grad(result, (q, k), turned, retain_graph=True, allow_unused=True)
+        expected = torch.autograd.grad(result, (q, k), -torch.ones_like(result), retain_graph=True)
+        for one, other in zip(found, expected):
+            assert torch.equal(one, other)
+
+
+def test_saved_tensors_that_come_back_with_other_strides_are_read_right():
+    def turned(x):  # as a hook that compresses or moves what is saved may do
+        return x.detach().transpose(-1, -2).contiguous().transpose(-1, -2)
+
+    found, expected = [], []
+    for hooks, gradients in (((turned, turned), found), ((lambda x: x, lambda x: x), expected)):
+        q, k, v = inputs()
+        with torch.autograd.graph.saved_tensors_hooks(*hooks):
+            out, lse = ringattn.attention(q, k, v, is_causal=True, return_lse=True)
+        (out.square().sum() + lse.square().sum()).backward()
+        gradients += [q.grad, k.grad, v.grad]
+    assert all(torch.equal(one, other) for one, other in zip(found, expected))
+
+
+def test_saved_tensors_that_come_back_in_another_type_are_refused():
+    q, k, v = inputs()
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: x.bfloat16(), lambda x: x):
+        out = ringattn.attention(q, k, v)
+    with pytest.raises(RuntimeError, match="a hook of saved tensors gave back"):
+        out.sum().backward()
+
+
+def test_tensors_of_our_own_are_on_the_cpu_whatever_the_default_device():
+    module = ringattn.RingMultiheadDilatedAttention(16, 4)
+    x, padding = torch.randn(2, 9, 16), torch.zeros(2, 9, dtype=torch.bool)
+    padding[1, 6:] = True
+    q, k, v = inputs()
+
+    def results():
+        out = ringattn.attention(q, k, v, group=2, key_range=[(0, 9), (3, 20)], dropout_p=0.25, seed=7)
+        cache = ringattn.KVCache()
+        cache.append(k, v)
+        return [
+            out,
+            *torch.autograd.grad(out.square().sum(), (q, k, v)),
+            cache.attention(q[:, -1:]),
+            module(x, key_padding_mask=padding)[0],
+            torch.tensor(bool(ringattn.check(module, x, 2)), device="cpu"),
+        ]
+
+    expected = results()
+    with torch.device("meta"):  # as torch.set_default_device; a tensor that is made here has no values
+        found = results()
+    assert all(torch.equal(one, other) for one, other in zip(found, expected))
+
+
 def test_only_what_needs_a_gradient_gets_one():
     q, k, v = inputs()
     k, v = k.detach(), v.detach()

@@ -80,6 +80,14 @@ def test_sliding_windows_are_equal():
     torch.testing.assert_close(ours[kept], theirs[kept], rtol=1e-4, atol=1e-5)
 
 
+def test_a_model_that_asks_for_windows_of_no_layer_is_equal():
+    few = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 16, "shared_expert_intermediate_size": 16}
+    data = batch("left")
+    ours, theirs = (model(name, "Qwen2Moe", **few).eval()(**data).logits for name in ("ringattn", "sdpa"))
+    kept = data["attention_mask"].bool()
+    torch.testing.assert_close(ours[kept], theirs[kept], rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
 def test_generation_with_a_cache_gives_the_tokens_of_sdpa(cache):
     data = {name: value for name, value in batch("left").items() if name != "labels"}
@@ -163,6 +171,23 @@ def test_one_graph_holds_a_training_step(kind, padding):
         found.append([loss.detach(), *(p.grad for p in net.parameters())])
     for ours, theirs in zip(*found):
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [None, "right"])
+def test_operators_of_masks_say_what_they_give(padding):
+    """Sizes and strides, which the default backend of torch.compile asserts."""
+    from ringattn._hf_mask import write_op
+    from ringattn._hf_op import masked_forward
+    from ringattn.multihead import _range_op
+
+    kept = batch(padding)["attention_mask"]
+    arguments = (kept, None, None, None, [3, 20, 0, 20, 0, -1, 0], "", "contiguous")
+    settings = ringattn._config.checked(ringattn._config.Settings())
+    x = torch.randn(3, 20, 2, 4, requires_grad=True)
+    torch.library.opcheck(write_op, arguments)
+    torch.library.opcheck(masked_forward, (x, x, x, write_op(*arguments), None, None, *settings, ""))
+    if kept is not None:
+        torch.library.opcheck(_range_op, (kept == 0, "", "contiguous"))
 
 
 def test_one_graph_serves_a_static_cache_that_fills():

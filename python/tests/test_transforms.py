@@ -70,6 +70,11 @@ def test_vmap_takes_shared_tensors_and_padding():
     mapped = torch.func.vmap(lambda q, k: ringattn.attention(q, k, k, key_range=(1, 7)), in_dims=(0, None))
     found = mapped(torch.stack([X, Y]), Y)
     assert torch.equal(found, torch.stack([ringattn.attention(q, Y, Y, key_range=(1, 7)) for q in (X, Y)]))
+    pairs = torch.tensor([[1, 7], [0, 3]])
+    for ranges, dim in ((pairs, 0), (pairs[0], None)):
+        mapped = torch.func.vmap(lambda q, ends: ringattn.attention(q, q, q, key_range=ends), in_dims=(0, dim))
+        expected = [ringattn.attention(q, q, q, key_range=pairs[i if dim == 0 else 0]) for i, q in enumerate((X, Y))]
+        assert torch.equal(mapped(torch.stack([X, Y]), ranges), torch.stack(expected))
 
 
 def test_gradients_of_a_module_by_functional_call():

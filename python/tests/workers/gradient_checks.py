@@ -292,6 +292,22 @@ def ranks_that_hold_other_parameters_are_told_which_before_anything_is_added():
 
 
 @check
+def a_weight_that_is_listed_twice_is_added_once():
+    import ringattn
+    from ringattn import gradients
+
+    shared, other = nn.Parameter(torch.ones(4)), nn.Parameter(torch.ones(2))
+    for p in (shared, other):
+        p.grad = torch.ones_like(p)
+    bucket, gradients._BUCKET = gradients._BUCKET, 16  # large weights are added one by one
+    try:
+        ringattn.sync_gradients([shared, other, shared], dist.group.WORLD)
+    finally:
+        gradients._BUCKET = bucket
+    assert bool((shared.grad == dist.get_world_size()).all()) and bool((other.grad == dist.get_world_size()).all())
+
+
+@check
 def gradients_that_something_has_averaged_unseen_are_refused():
     import ringattn
 

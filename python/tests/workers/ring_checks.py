@@ -287,6 +287,22 @@ def a_module_is_printed_by_one_rank_alone_and_copied_with_its_group():
 
 
 @check
+def messages_are_on_the_cpu_whatever_the_default_device():
+    import ringattn
+
+    ring, group = build(group=dist.group.WORLD), dist.group.WORLD
+    x = shard(data()[0], "contiguous")
+    padding = torch.zeros(x.shape[:2], dtype=torch.bool)
+    expected = ring(x, key_padding_mask=padding)[0]
+    with torch.device("meta"):  # as torch.set_default_device; a tensor that is made here has no values
+        fresh = dist.new_group(list(range(dist.get_world_size())), backend="gloo")
+        found = ring(x, key_padding_mask=padding)[0]
+        rows = x.detach()[:, :, None]
+        close(ringattn.attention(rows, rows, rows, group=fresh), ringattn.attention(rows, rows, rows, group=group))
+    close(found, expected)
+
+
+@check
 def a_hook_on_construction_synchronises_by_itself():
     ring = build(group=dist.group.WORLD, sync_gradients=True)
     x, weight = (shard(y, "contiguous") for y in data())

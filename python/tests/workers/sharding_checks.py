@@ -27,6 +27,22 @@ def shard_and_unshard_undo_each_other_for_every_layout_length_and_type():
 
 
 @check
+def lazily_negated_tensors_are_taken():
+    import ringattn
+
+    group = dist.group.WORLD
+    x = torch.arange(12.0).reshape(1, 6, 2)
+    for lazy in (torch._neg_view(x.clone()), torch.complex(x, x).conj()):
+        assert torch.equal(ringattn.unshard(ringattn.shard(lazy, group), group), lazy)
+    whole_x = x.clone().requires_grad_()
+    part = ringattn.shard(whole_x, group)
+    part.backward(torch._neg_view(torch.ones_like(part)))
+    assert bool((whole_x.grad == -1).all())
+    query = torch._neg_view(torch.randn((1, 6, 2, 4), generator=torch.Generator().manual_seed(0)))
+    close(ringattn.RingDilatedAttentionHybrid()(query, query, query), ringattn.attention(query, query, query), 1e-6)
+
+
+@check
 def attention_between_shard_and_unshard_is_that_of_one_rank_with_gradients():
     import ringattn
 
