@@ -239,7 +239,13 @@ ra_status machine_scale(const machine *m, const ra_attention_desc *desc, bool fo
             rows[i] = (machine_scaling){ranks, d.seq_k, (double)NAN, (double)NAN};
             continue;
         }
-        RA_TRY(machine_predict(m, &d, ranks, &p));
+        const ra_status status = machine_predict(m, &d, ranks, &p);
+        if (status == RA_NOT_AVAILABLE) { /* so few ranks hold more rows than the device takes */
+            if (i == 0) rate_alone = (double)NAN;
+            rows[i] = (machine_scaling){ranks, d.seq_k, (double)NAN, (double)NAN};
+            continue;
+        }
+        RA_TRY(status);
         double seconds = (forward ? p.forward : 0) + (backward ? p.backward : 0), rate = seconds == 0 ? 0 : p.pairs / seconds;
         if (i == 0) rate_alone = rate;
         rows[i] = (machine_scaling){ranks, d.seq_k, seconds, rate_alone == 0 ? 1 : rate / rate_alone};

@@ -38,6 +38,13 @@ class SeveralGpus(kit.Case):
             value = self.json("verify", *SHAPE, "--ring-size", 3, "--schedule", schedule, "--bucket", 30, env=gpus(2))
             self.assertEqual((value["cases"], value["failed"]), (1, 0))
 
+    def test_scaling_leaves_out_as_few_ranks_as_hold_more_than_a_gpu_takes(self):
+        large = ["--seq", 2**31, "--heads", 1, "--segment-lengths", 1024, "--dtype", "bf16", "--device", "cuda"]
+        value = self.json("plan", *large, "--ring-size", 8, "--machine", "h200x8", env=gpus(1))
+        known = [row["predicted_ms"] is not None for row in value["strong_scaling"]]
+        self.assertEqual(known, [False, False] + [True] * 9)  # 2^30 rows and more
+        self.assertTrue(all(row["efficiency"] is None for row in value["strong_scaling"]))
+
     def test_random_cases_are_of_types_that_gpus_have(self):
         value = self.json("verify", "--cases", 12, "--device", "cuda", env=gpus(3))
         self.assertEqual((value["cases"], value["failed"]), (12, 0))

@@ -107,6 +107,7 @@ static ra_status enqueue(call wanted, const ra_problem *p, const ra_item *items,
 const char *ra_cuda_backend_unsupported(const ra_problem *p, const char *wanted, bool backward) {
     (void)backward;
     if (p->dtype == RA_F64) return "the CUDA kernels compute f32, bf16 and f16 only";
+    if (p->rows_q >= 1 << 30) return "a rank holds 2^30 rows or more";
     if (wanted && strcmp(wanted, RA_CUDA_SM90A) == 0) return "it needs a GPU of compute capability 9.0 (Hopper)";
     return NULL;
 }

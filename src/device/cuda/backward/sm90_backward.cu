@@ -70,19 +70,22 @@ static int64_t query_blocks(const ra_backward_step *step, const Variant *variant
 
 /* -------------------------------------------------------------------------------------------------------------------- job */
 
-/* Are the tiles so many and short that the heaviest may be dealt last? A multiprocessor has as much to do as 16 of these. */
+/* Are the tiles so many and short that the heaviest may be dealt last? A multiprocessor has as much to do as four of these.
+ * (Longer ones gain nothing: then a late end costs more than waiting.) */
 static bool tiles_are_short(const ra_backward_step *step, const Variant *variant, const Device &device) {
+    enum { SHORT_ROWS = 1024, HEAVIEST = 4 };
     const ra_problem *p = step->problem;
     const int64_t group = p->heads / p->kv_heads;
     int64_t heaviest = 0, all = 0; /* blocks of query rows; of causal tiles half of them */
     for (int64_t i = 0; i < step->item_count; i++) {
         const ra_item *item = &step->items[i];
+        if (item->q.count > SHORT_ROWS) return false;
         const int64_t walk = ra_ceil_div(item->q.count, variant->rows) * group;
         const int64_t tiles = ra_ceil_div(item->k.count, variant->keys);
         heaviest = ra_max(heaviest, walk);
         all += walk * tiles / 2 * item->heads.count * item->loop[0].repeat * item->loop[1].repeat * p->batch;
     }
-    return all >= 16 * heaviest * device.processors;
+    return all >= HEAVIEST * heaviest * device.processors;
 }
 
 static void start(const ra_backward_step *step, int64_t blocks, const BackVariant *variant, const Device &device,
