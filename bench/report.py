@@ -6,7 +6,7 @@
 
 The pages in bench/results:
 
-    bench/report.py bench/results/h200.json bench/results/h200-backward.json bench/results/h200-few.json \
+    bench/report.py bench/results/h200.json bench/results/h200-backward*.json bench/results/h200-few.json \
         bench/results/h200-dims.json bench/results/h200-layer.json -o bench/results/h200.md
     bench/report.py bench/results/h200-rings*.json -o bench/results/h200-rings.md
     bench/report.py bench/results/cpu.json -o bench/results/cpu.md
@@ -174,9 +174,10 @@ def gpu_plot(results, path):
     panels = []
     for group, name, peer in GPU_PANELS:
         part = [row for row in rows if row["group"] == group and "D=128 " in row["case"] and "causal" in row["case"]]
-        ratios = [ratio for ratio in (against(row, peer) for row in part) if ratio]
+        part = [row for row in part if peer in row["tflops"]]
+        ratios = [against(row, peer) for row in part]
         if part:
-            panels.append((f"{name}: {span(ratios)} of {peer}" if ratios else name, part))
+            panels.append((f"{name}: {span(ratios)} of {peer}", part))
     plt = pyplot()
     figure, axes = plt.subplots(1, len(panels), figsize=(4.2 * len(panels), 3.8), sharey=True, squeeze=False)
     for axis, (title, part) in zip(axes.flat, panels):

@@ -19,10 +19,11 @@
 #include "core/status.h"
 
 /* One H200. Long sequences give the rates, segments of 512 to 2048 rows the keys of a visit (bench/results/h200.md), two ranks
- * that share the GPU those of a state, and a rank of a billion dilated tokens those of its begin and end. */
+ * that share the GPU those of a state, mixed branches those of its begin and end, a rank of 2^24 dilated rows the time of a
+ * row. */
 #define H200                                                                                                                   \
     .flops = {0, 5.7e14, 5.7e14, 0}, .backward_share = 0.81, .wide_share = {1.25, 1.17}, .visit_keys = {200, 350},        \
-    .state_keys = {500, 550}, .end_keys = {1200, 2900}, .host_bytes_per_second = 5.5e10
+    .state_keys = {500, 550}, .end_keys = {470, 0}, .row_seconds = {0, 1.2e-9}, .host_bytes_per_second = 5.5e10
 
 /* Rates are useful flop/s of attention itself, not peaks. The laptop: two AVX2 cores; its link is a copy between threads. */
 static const machine presets[] = {
@@ -102,10 +103,12 @@ static ra_status read_fields(json_t *root, const char *file, machine *m) {
     RA_TRY(optional(root, "visit_keys", file, &m->visit_keys[0]));
     RA_TRY(optional(root, "state_keys", file, &m->state_keys[0]));
     RA_TRY(optional(root, "end_keys", file, &m->end_keys[0]));
+    RA_TRY(optional(root, "row_seconds", file, &m->row_seconds[0]));
     RA_TRY(optional(root, "host_bytes_per_second", file, &m->host_bytes_per_second));
     m->visit_keys[1] = m->visit_keys[0];
     m->state_keys[1] = m->state_keys[0];
     m->end_keys[1] = m->end_keys[0];
+    m->row_seconds[1] = m->row_seconds[0];
     m->ranks_per_node = ranks < 1e9 ? (int64_t)ranks : 1000000000;
     if (m->ranks_per_node < 1) return ra_fail(RA_IO, "%s: ranks_per_node is below 1", file);
     return RA_OK;
@@ -159,7 +162,8 @@ static double compute_seconds(const machine *m, const ra_attention_desc *desc, i
     const double wide = desc->head_dim > 64 ? m->wide_share[backward] : 1;
     const double rate = m->flops[desc->dtype] * (backward ? m->backward_share : 1) * wide;
     const double keys = (double)r->pairs + keys_of_visits(m, desc, ranks, r, backward);
-    return keys * (backward ? 10 : 4) * (double)desc->head_dim / rate;
+    return keys * (backward ? 10 : 4) * (double)desc->head_dim / rate +
+           (double)desc->batch * (double)r->rows_q * m->row_seconds[backward];
 }
 
 /* Seconds of all copies between host and device, and of those that nothing hides: the first block in, and the last out. */

@@ -18,6 +18,7 @@ typedef struct machine {
     double visit_keys[2];  /* a visit of a query row costs as much as so many keys, forward and backward; */
     double state_keys[2];  /* so many more where it has a running state, not meeting all keys at once; */
     double end_keys[2];    /* and so many once, since the state begins and ends */
+    double row_seconds[2]; /* of every row, all heads: what kernels do to rows before and after they meet keys */
     int64_t ranks_per_node;
     machine_link inside, between; /* nodes */
     double host_bytes_per_second; /* between a device and its host's memory; 0: not known */

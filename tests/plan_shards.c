@@ -76,9 +76,26 @@ static void replicated_queries_are_all_of_them(void **state) {
     }
 }
 
+static void one_rank_has_one_run_whatever_the_layout(void **state) {
+    (void)state;
+    for (int layout = 0; layout < 3; layout++) {
+        ra_attention_desc desc;
+        ra_attention_desc_init(&desc);
+        desc.batch = desc.heads = desc.head_dim = 1;
+        desc.seq_q = desc.seq_k = 7;
+        desc.layout = (ra_layout)layout;
+        ra_shard queries, keys;
+        assert_int_equal(ra_shard_rows(&desc, 0, 1, &queries, &keys), RA_OK);
+        assert_int_equal(queries.rows[0].count, 7);
+        assert_int_equal(queries.rows[1].count, 0);
+        assert_memory_equal(&queries, &keys, sizeof keys);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_row_belongs_to_the_rank_that_the_layout_says),
+        cmocka_unit_test(one_rank_has_one_run_whatever_the_layout),
         cmocka_unit_test(replicated_queries_are_all_of_them),
     };
     return cmocka_run_group_tests_name("shards", tests, NULL, NULL);

@@ -12,9 +12,15 @@ static ra_span stripe(int64_t rows, int64_t ranks, int64_t i) {
     return (ra_span){i, ranks, i < rows ? (rows - i - 1) / ranks + 1 : 0};
 }
 
-int64_t ra_run_count(ra_layout layout, int ranks) { return layout == RA_LAYOUT_ZIGZAG ? 2 * (int64_t)ranks : ranks; }
+/* One rank has all rows in order, whatever the layout: one run, not the two of zigzag. */
+static ra_layout among(int ranks, ra_layout layout) { return ranks == 1 ? RA_LAYOUT_CONTIGUOUS : layout; }
+
+int64_t ra_run_count(ra_layout layout, int ranks) {
+    return among(ranks, layout) == RA_LAYOUT_ZIGZAG ? 2 * (int64_t)ranks : ranks;
+}
 
 void ra_runs(ra_layout layout, int ranks, int64_t rows, int64_t shift, ra_run *runs) {
+    layout = among(ranks, layout);
     int64_t count = ra_run_count(layout, ranks);
     for (int64_t i = 0; i < count; i++) {
         ra_run *run = &runs[i];
@@ -30,6 +36,7 @@ void ra_runs(ra_layout layout, int ranks, int64_t rows, int64_t shift, ra_run *r
 ra_shard ra_shard_of(ra_layout layout, int rank, int ranks, int64_t rows) {
     ra_shard shard = {.rows = {{0, 1, 0}, {0, 1, 0}}};
     ra_span spans[2] = {{0, 1, 0}, {0, 1, 0}};
+    layout = among(ranks, layout);
     if (layout == RA_LAYOUT_STRIPED) spans[0] = stripe(rows, ranks, rank);
     if (layout == RA_LAYOUT_CONTIGUOUS) spans[0] = piece(rows, ranks, rank);
     if (layout == RA_LAYOUT_ZIGZAG) {
