@@ -52,6 +52,14 @@ static void record(void *ctx, const ra_trace_event *e) {
                                     strcmp(e->phase, "backward") == 0};
 }
 
+ra_status trace_check(const settings *s) {
+    ra_output output;
+    if (!s->trace) return RA_OK;
+    RA_TRY(ra_output_create(s->trace, "", 0, 1, &output));
+    ra_output_discard(&output);
+    return RA_OK;
+}
+
 ra_status trace_attach(const settings *s, ra_comm *comm) {
     if (!s->trace) return RA_OK;
     if (origin == 0) {

@@ -4,6 +4,8 @@
 
 #include "options.h"
 
+/* Fails if --trace names a file that could not be written. By the process that will write it, before anything is computed. */
+ra_status trace_check(const settings *s);
 /* Records what happens on the communicator from now on, if --trace is given. */
 ra_status trace_attach(const settings *s, ra_comm *comm);
 /* Writes the file, if --trace is given. `world`: the communicator of all processes where ranks are processes, else NULL;

@@ -3,6 +3,8 @@ import json
 import os
 import sys
 
+import numpy as np
+
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "cli"))
 import kit
 
@@ -51,8 +53,17 @@ class Trace(kit.Case):
         before = self.files()
         self.refused(2, "plan", "--trace", self.path("x.json"), says="--trace")
         done = kit.run("bench", "--seq", 64, "--heads", 1, "--head-dim", 8, "--repeat", 1, "--trace", self.path("none/x.json"))
-        self.assertEqual(done.returncode, 3)
+        self.assertEqual((done.returncode, done.stdout), (3, ""))
         self.assertEqual(self.files(), before)
+
+    def test_a_place_that_cannot_be_written_is_found_before_outputs_are(self):
+        q = self.path("q.npy")
+        np.save(q, np.zeros((1, 4, 1, 8), np.float32))
+        before = self.files()
+        line = ["run", "--q", q, "--k", q, "--v", q, "--out", self.path("out.npy")]
+        self.refused(3, *line, "--trace", self.path("none/x.json"), says="none/x.json")
+        self.assertEqual(self.files(), before)
+        self.assertEqual(kit.run(*line, "--trace", self.path("x.json")).returncode, 0)
 
 
 if __name__ == "__main__":
