@@ -109,7 +109,6 @@ static ra_status execute(int argc, char **argv, bool *check_failed) {
     bool collective =
         s.command == CMD_RUN || s.command == CMD_GRAD || s.command == CMD_VERIFY || (s.command == CMD_BENCH && s.rank < 0);
     if (!collective && group_launched(&s) && group_launcher_rank() > 0) return RA_OK; /* rank 0 does it */
-    if (group_launcher_rank() <= 0) RA_TRY(trace_check(&s));
     RA_TRY(functions[s.command](&s, check_failed));
     return trace_write(&s, group_world());
 }

@@ -52,19 +52,32 @@ static void record(void *ctx, const ra_trace_event *e) {
                                     strcmp(e->phase, "backward") == 0};
 }
 
-ra_status trace_check(const settings *s) {
+static ra_status try_place(const char *path) {
     ra_output output;
-    if (!s->trace) return RA_OK;
-    RA_TRY(ra_output_create(s->trace, "", 0, 1, &output));
+    RA_TRY(ra_output_create(path, "", 0, 1, &output));
     ra_output_discard(&output);
     return RA_OK;
+}
+
+/* Processes learn from rank 0, which will write the file, whether it can. Clocks of different machines differ: after this
+ * everybody's now is about the same moment. */
+static ra_status try_together(const char *path, ra_comm *comm) {
+    int32_t *found = calloc((size_t)ra_comm_size(comm), sizeof *found);
+    if (!found) return ra_fail(RA_NOMEM, "no memory for --trace");
+    int32_t mine = ra_comm_rank(comm) == 0 ? (int32_t)try_place(path) : RA_OK;
+    char why[256] = "rank 0 cannot write what --trace names";
+    if (mine != RA_OK) snprintf(why, sizeof why, "%s", ra_last_error());
+    ra_status status = ra_comm_allgather(comm, &mine, found, (int64_t)sizeof mine);
+    if (mine != RA_OK) status = ra_fail((ra_status)mine, "%s", why); /* though the others may have left on hearing of it */
+    else if (status == RA_OK && found[0] != RA_OK) status = ra_fail((ra_status)found[0], "%s", why);
+    free(found);
+    return status;
 }
 
 ra_status trace_attach(const settings *s, ra_comm *comm) {
     if (!s->trace) return RA_OK;
     if (origin == 0) {
-        /* Clocks of different machines differ: after a barrier, everybody's now is about the same moment. */
-        if (strcmp(ra_comm_transport(comm), "mpi") == 0) RA_TRY(ra_comm_allgather(comm, NULL, NULL, 0));
+        RA_TRY(strcmp(ra_comm_transport(comm), "mpi") == 0 ? try_together(s->trace, comm) : try_place(s->trace));
         origin = now();
     }
     lane *l = calloc(1, sizeof *l);

@@ -4,9 +4,7 @@
 
 #include "options.h"
 
-/* Fails if --trace names a file that could not be written. By the process that will write it, before anything is computed. */
-ra_status trace_check(const settings *s);
-/* Records what happens on the communicator from now on, if --trace is given. */
+/* Records what happens on the communicator from now on, if --trace is given. Fails if its file could not be written. */
 ra_status trace_attach(const settings *s, ra_comm *comm);
 /* Writes the file, if --trace is given. `world`: the communicator of all processes where ranks are processes, else NULL;
  * every one of them calls this, and rank 0 writes. */

@@ -159,6 +159,13 @@ class UnderALauncher(kit.Case):
             self.assertEqual(done.stderr.count("--frobnicate"), 1, done.stderr)
             self.assertEqual(self.files(), self.before)
 
+    def test_a_trace_that_cannot_be_written_is_found_before_outputs_are(self):
+        for mpi in self.mpis:
+            with self.subTest(mpi=mpi):
+                done = launch(mpi, 2, "run", *self.inputs, "--out", self.path("out.npy"), "--trace", self.path("none/x.json"))
+                self.assertEqual((done.returncode, done.stderr.count("x.json")), (3, 1), done.stderr)
+                self.assertEqual(self.files(), self.before)
+
     def test_ranks_that_ask_for_different_outputs_disagree_and_write_nothing(self):
         """Rows of a rank that does not write them would be zeros."""
         run = ["run", *self.inputs, "--out", self.path("out.npy")]
