@@ -42,6 +42,16 @@ __device__ __forceinline__ void add_release(uint32_t *to, uint32_t x) {
     asm volatile("red.release.gpu.global.add.u32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)), "r"(x) : "memory");
 }
 
+/* The same within a block, through shared memory. */
+__device__ __forceinline__ uint32_t load_acquire_shared(const uint32_t *from) {
+    uint32_t x;
+    asm volatile("ld.acquire.cta.shared.u32 %0, [%1];" : "=r"(x) : "r"(shared_address(from)) : "memory");
+    return x;
+}
+__device__ __forceinline__ void store_release_shared(uint32_t *to, uint32_t x) {
+    asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(to)), "r"(x) : "memory");
+}
+
 /* Between two kernels of a stream: the next one may start before this one ends, and waits until all of it is done. */
 __device__ __forceinline__ void let_next_start() { asm volatile("griddepcontrol.launch_dependents;" ::: "memory"); }
 __device__ __forceinline__ void wait_for_previous() { asm volatile("griddepcontrol.wait;" ::: "memory"); }

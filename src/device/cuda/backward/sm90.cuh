@@ -33,6 +33,7 @@
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_CUH
 #define RA_DEVICE_CUDA_BACKWARD_SM90_CUH
 
+#include "device/cuda/backward/sm90_apart_consumers.cuh"
 #include "device/cuda/backward/sm90_consumer.cuh"
 #include "device/cuda/backward/sm90_producer.cuh"
 #include "device/cuda/backward/sm90_wide_consumer.cuh"
@@ -48,7 +49,7 @@ __global__ void __launch_bounds__(BACK_WARPS * 32) define_sm90(const __grid_cons
     const int warp = (int)threadIdx.x / 32, half = warp / 4, column = S::BY_COLUMNS ? half * 64 : 0;
     for (uint32_t number = blockIdx.x; number < back.job.tiles; number += gridDim.x) {
         __syncthreads();
-        if (threadIdx.x == 0) find_back_tile<S::KEYS>(back, number, S::QUERIES, &tile);
+        if (threadIdx.x == 0) find_back_tile<S::KEYS, S::QUERIES>(back, number, &tile);
         __syncthreads();
         if (*tile_doubts(back, number) & in_doubt(number, warp)) {
             if constexpr (!S::WIDE) recompute_keys<T>(back, tile.base, tile.key + warp * 16, 16, 0, S::D);
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(BACK_WARPS * 32) define_sm90(const __grid_cons
             for (int i = 0; i < S::PARTS; i += 2) {
                 const int part = i + half;
                 if (S::PARTS % 2 && part == S::PARTS) continue;
-                if (*(turn_of(back, tile, u, t, S::PARTS) + part) & in_doubt(warp % 4))
+                if (back.turns[turn_of(back, tile, u, t, S::PARTS) + part] & in_doubt(warp % 4))
                     recompute_queries<T>(back, tile.base, tile.base.head + u,
                                          t * S::QUERIES + (S::BY_COLUMNS ? 0 : part * 64) + warp % 4 * 16, 16, column + i * 64,
                                          column + i * 64 + 64);
@@ -74,14 +75,14 @@ __global__ void __launch_bounds__(BACK_WARPS * 32) define_sm90(const __grid_cons
 template <typename T, class S>
 __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_constant__ BackTmaJob back) {
     extern __shared__ __align__(1024) unsigned char k[]; /* the swizzle is by address: tiles start at multiples of 1024 */
-    unsigned char *v = k + S::KV_BYTES, *q = v + S::KV_BYTES, *dout = q + S::STAGES * S::Q_BYTES,
+    unsigned char *v = k + S::K_ROOMS * S::KV_BYTES, *q = v + S::KV_BYTES, *dout = q + S::STAGES * S::Q_BYTES,
                   *ds = dout + S::DOUT_STAGES * S::Q_BYTES, *dq = ds + 2 * S::DS_BYTES,
                   *p = dq + 2 * S::DQ_BUFFERS * S::DQ_BYTES;
     auto &bars = *reinterpret_cast<BackBarriers<S> *>(p + S::P_BYTES);
 
     if (threadIdx.x == 0) {
         if (shared_address(k) % 1024) __trap();
-        const int warps = BACK_WARPS * LANES, group = warps / 2;
+        const int warps = BACK_WARPS * LANES, group = 4 * LANES;
         for (int i = 0; i < S::STAGES; i++) {
             mbarrier_init(&bars.q_full[i], 1);
             mbarrier_init(&bars.q_empty[i], warps);
@@ -90,19 +91,23 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_cons
             mbarrier_init(&bars.dout_full[i], 1);
             mbarrier_init(&bars.dout_empty[i], warps);
         }
-        mbarrier_init(&bars.k_full, 1);
-        mbarrier_init(&bars.k_empty, warps);
+        for (int i = 0; i < S::K_ROOMS; i++) {
+            mbarrier_init(&bars.k_full[i], 1);
+            mbarrier_init(&bars.k_empty[i], warps + (S::APART ? group : 0));
+        }
         mbarrier_init(&bars.v_full, 1);
         mbarrier_init(&bars.v_empty, S::WIDE ? group : warps); /* of those who compute dP */
         for (int i = 0; i < 2; i++) {
-            mbarrier_init(&bars.ds_full[i], S::WIDE ? group : warps); /* of those who compute dS */
-            mbarrier_init(&bars.ds_empty[i], warps);
+            for (int j = 0; j < S::DS_PARTS; j++) {
+                mbarrier_init(&bars.ds_full[i][j], S::WIDE ? group : warps); /* of those who compute dS, */
+                mbarrier_init(&bars.ds_empty[i][j], S::APART ? group : warps); /* and dQ */
+            }
             for (int j = 0; j < S::DQ_BUFFERS; j++) {
                 mbarrier_init(&bars.dq_full[i][j], group);
                 mbarrier_init(&bars.dq_empty[i][j], 1);
             }
             mbarrier_init(&bars.work_full[i], LANES);
-            mbarrier_init(&bars.work_empty[i], warps + 3 + LANES); /* and those who load, add and fetch */
+            mbarrier_init(&bars.work_empty[i], warps + (S::APART ? group : 0) + 3 + LANES); /* and those who load, add and fetch */
         }
         if constexpr (S::WIDE) {
             mbarrier_init(&bars.p_full, group);
@@ -117,14 +122,23 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_cons
         const int warp = (int)threadIdx.x / 32;
         if (warp == 0) load_back_tiles<S>(back, k, v, q, dout, bars);
         else if (warp == 1) fetch_back_rows<S>(back, bars);
-        else if constexpr (!S::WIDE) add_back_sums<S>(back, warp - 2, dq + (warp - 2) * S::DQ_BUFFERS * S::DQ_BYTES, bars);
-        else add_back_parts<S>(back, warp - 2, dq + (warp - 2) * S::DQ_BYTES, bars);
+        else add_back_sums<S>(back, warp - 2, dq + (warp - 2) * S::DQ_BUFFERS * S::DQ_BYTES, bars);
     } else {
-        asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::CONSUMER_REGISTERS));
         const BackMemory memory = {k, v, q, dout, ds, dq, p};
-        if constexpr (!S::WIDE) BackConsumer<T, S>(back, memory, bars).run();
-        else if (threadIdx.x < 256) WideConsumer<T, S, 0>(back, memory, bars).run();
-        else WideConsumer<T, S, 1>(back, memory, bars).run();
+        if constexpr (S::APART) {
+            if (threadIdx.x < 384) {
+                asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::KEY_REGISTERS));
+                KeyConsumer<T, S>(back, memory, bars).run();
+            } else {
+                asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(S::QUERY_REGISTERS));
+                QueryConsumer<T, S>(back, memory, bars).run();
+            }
+        } else {
+            asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(S::KEY_REGISTERS));
+            if constexpr (!S::WIDE) BackConsumer<T, S>(back, memory, bars).run();
+            else if (threadIdx.x < 256) WideConsumer<T, S, 0>(back, memory, bars).run();
+            else WideConsumer<T, S, 1>(back, memory, bars).run();
+        }
     }
 }
 

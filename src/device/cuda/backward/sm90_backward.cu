@@ -5,11 +5,9 @@
 
 namespace ra {
 
-static const BackVariant backward_d64[2] = {back_variant<BackShape<64, 128, false>>(),
-                                            back_variant<BackShape<64, 128, true>>()};
-static const BackVariant backward_d96[2] = {back_variant<BackShape<96, 64, false>>(), back_variant<BackShape<96, 64, true>>()};
-static const BackVariant backward_d128[2] = {back_variant<BackShape<128, 64, false>>(),
-                                             back_variant<BackShape<128, 64, true>>()};
+static const BackVariant backward_d64[2] = {back_variant<ApartBackShape<64, false>>(), back_variant<ApartBackShape<64, true>>()};
+static const BackVariant backward_d96[2] = {back_variant<BackShape<96, false>>(), back_variant<BackShape<96, true>>()};
+static const BackVariant backward_d128[2] = {back_variant<BackShape<128, false>>(), back_variant<BackShape<128, true>>()};
 
 /* Columns beyond head_dim are read as zeros and not written. */
 static const BackVariant *variant_of(const ra_problem *p, bool single) {

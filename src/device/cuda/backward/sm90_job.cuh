@@ -86,9 +86,9 @@ __device__ __forceinline__ void key_interval(const Job &job, const Work &work, i
     }
 }
 
-/* Tile number `number` < job.tiles, with KEYS keys and blocks of `queries` rows. By one thread. */
-template <int KEYS>
-static __device__ __noinline__ void find_back_tile(const BackTmaJob &back, uint32_t number, int queries, BackTile *tile) {
+/* Tile number `number` < job.tiles, with KEYS keys and blocks of QUERIES rows. By one thread. */
+template <int KEYS, int QUERIES>
+static __device__ __noinline__ void find_back_tile(const BackTmaJob &back, uint32_t number, BackTile *tile) {
     const Job &job = back.job;
     KeyWork &work = tile->base;
     find_instance(job, number, KEYS, &work);
@@ -107,19 +107,26 @@ static __device__ __noinline__ void find_back_tile(const BackTmaJob &back, uint3
     tile->dk = work.batch * dk.batch + row * dk.row + work.at[INDEX_HEAD] * dk.head;
     tile->dv = work.batch * dv.batch + row * dv.row + work.at[INDEX_HEAD] * dv.head;
 
-    /* Neither end of a block's keys falls from block to block. */
+    /* The blocks that meet its keys: neither end of a block's keys falls from block to block. */
     const int blocks = (int)own.q_blocks, key = tile->key;
-    tile->first = first_where(blocks, [&](int t) { return block_keys(job, work, t, queries).hi > key; });
-    tile->count = first_where(blocks, [&](int t) { return block_keys(job, work, t, queries).lo >= key + KEYS; });
+    if (work.sloped) {
+        tile->first = first_where(blocks, [&](int t) { return block_keys(job, work, t, QUERIES).hi > key; });
+        tile->count = first_where(blocks, [&](int t) { return block_keys(job, work, t, QUERIES).lo >= key + KEYS; });
+    } else { /* at once, since others wait for this tile already: the first row that attends to its first key, and to none */
+        const uint32_t row = work.hi > key ? 0 : (uint32_t)key - (uint32_t)work.hi + 1;
+        const uint32_t beyond = work.lo >= key + KEYS ? 0 : (uint32_t)(key + KEYS) - (uint32_t)work.lo;
+        tile->first = key >= work.key_end || row >= (uint32_t)work.rows ? blocks : (int)(row / QUERIES);
+        tile->count = key + KEYS <= work.key_begin ? 0 : (int)min((beyond + QUERIES - 1) / QUERIES, (uint32_t)blocks);
+    }
     tile->count = max(0, tile->count - tile->first);
-    work.row = tile->first * queries;
-    work.row_end = min((tile->first + tile->count) * queries, work.rows);
+    work.row = tile->first * QUERIES;
+    work.row_end = min((tile->first + tile->count) * QUERIES, work.rows);
 }
 
-/* The words in which a block of query rows counts the tiles that have added to its parts. When all have, a bit says that the
+/* The first of the words in which a block of query rows counts the tiles that have added to its parts. When all have, a bit says that the
  * warp's rows of the part are not finite, and left undone. */
-__device__ __forceinline__ uint32_t *turn_of(const BackTmaJob &back, const BackTile &tile, int u, int t, int parts) {
-    return back.turns + (tile.blocks + u * back.items[tile.base.item].q_blocks + t) * parts;
+__device__ __forceinline__ uint32_t turn_of(const BackTmaJob &back, const BackTile &tile, int u, int t, int parts) {
+    return (tile.blocks + u * back.items[tile.base.item].q_blocks + t) * parts;
 }
 __device__ __forceinline__ uint32_t in_doubt(int warp) { return 1u << (28 + warp); }
 /* The same of a tile's keys. */

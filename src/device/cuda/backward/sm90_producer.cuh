@@ -14,7 +14,7 @@ template <class S> __device__ __forceinline__ bool deal_back_tile(const BackTmaJ
         uint32_t tile = 0;
         if (lane == 0) {
             tile = atomicAdd(back.job.counter, 1u);
-            if (tile < back.job.tiles) find_back_tile<S::KEYS>(back, tile, S::QUERIES, &work);
+            if (tile < back.job.tiles) find_back_tile<S::KEYS, S::QUERIES>(back, tile, &work);
             else work.base.item = -1;
         }
         __syncwarp();
@@ -51,8 +51,8 @@ __device__ __forceinline__ void load_back_tiles(const BackTmaJob &back, unsigned
     uint32_t turn = 0; /* blocks of query rows */
     auto load = [&](const BackTile &work, uint32_t works) {
         const BackTmaItem &item = back.items[work.base.item];
-        auto load_keys = [&](unsigned char *to, uint64_t *full, uint64_t *empty, int tensor) {
-            mbarrier_wait(empty, (works & 1) ^ 1);
+        auto load_keys = [&](unsigned char *to, uint64_t *full, uint64_t *empty, uint32_t turn, int tensor) {
+            mbarrier_wait(empty, (turn & 1) ^ 1);
             mbarrier_expect(full, S::KV_BYTES);
             const int32_t *place = work.place[tensor];
 #pragma unroll
@@ -74,11 +74,16 @@ __device__ __forceinline__ void load_back_tiles(const BackTmaJob &back, unsigned
         };
         bool begun = false;
         each_query_block(back, work, [&](int u, int t) {
+            const auto load_k = [&] {
+                const int room = slot_of<S::K_ROOMS>(works);
+                load_keys(k + room * S::KV_BYTES, &bars.k_full[room], &bars.k_empty[room], works / S::K_ROOMS, BACK_K);
+            };
             load_queries(q, bars.q_full, bars.q_empty, slot_of<S::STAGES>(turn), parity_of<S::STAGES>(turn), BACK_Q, u, t);
-            if (!begun) load_keys(k, &bars.k_full, &bars.k_empty, BACK_K);
+            if (S::K_ROOMS > 1 && !begun) load_k();
             load_queries(dout, bars.dout_full, bars.dout_empty, slot_of<S::DOUT_STAGES>(turn),
                          parity_of<S::DOUT_STAGES>(turn), BACK_DOUT, u, t);
-            if (!begun) load_keys(v, &bars.v_full, &bars.v_empty, BACK_V);
+            if (!begun) load_keys(v, &bars.v_full, &bars.v_empty, works, BACK_V);
+            if (S::K_ROOMS == 1 && !begun) load_k(); /* whose room the tile before frees last */
             begun = true;
             turn++;
         });
@@ -150,6 +155,7 @@ template <class S> __device__ __forceinline__ void fetch_back_rows(const BackTma
                     return !blind && keys.all_lo <= from && keys.all_hi >= min(end, item.k.count);
                 };
                 rows.masked = !meets_all(lowest * S::KEYS, (highest + 1) * S::KEYS);
+                store_release_shared(&rows.number, turn);
                 if (!meets_all(tile.key, tile.key + S::KEYS)) bars.masked[works & 1] = true;
             }
             __syncwarp();

@@ -103,124 +103,87 @@ template <int R> __device__ __forceinline__ bool all_finite(const float (&o)[R])
 
 /* ----------------------------------------------------------------------------------------- the producer's warps that add */
 
-/* A warpgroup's part of dQ of each block from shared memory to its sums, when it is this tile's turn. By a whole warp, of which
- * one thread adds. What takes memory a while to answer is done while a part is being added: asking for the next turn, and,
- * where the next part is there already, adding that. But before it waits for others, this warp tells what it has added. */
+/* Parts of dQ from an owner's buffers in shared memory to their sums, each when it is this tile's turn. By a whole warp, of which
+ * one thread adds. What takes memory a while to answer is done while a part is being added: asking for the next turn, and, where
+ * the next part is there already, adding that. But before it waits for others, this warp tells what it has added. A buffer is
+ * free when it has been read; but tiles that walk down together are faster when they get theirs with the sums only. */
 template <class S>
-__device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int wg, const unsigned char *dq, BackBarriers<S> &bars) {
-    uint32_t turn = 0;        /* blocks of query rows */
-    uint32_t *told = nullptr; /* the counter of the block before, if that is still being added, */
+__device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int owner, const unsigned char *dq, BackBarriers<S> &bars) {
+    const uint32_t pieces = S::APART ? 1 : S::pieces(owner); /* of a block: 1 or 2 */
+    const bool early = S::APART || S::WIDE || !back.down; /* whether a buffer is free when it has been read */
+    uint32_t number = 0;      /* parts */
+    uint32_t *told = nullptr; /* the counter of the part before, if others are still to be told of it, */
     uint32_t tells = 0;       /* and what to tell */
+    uint64_t *held = nullptr; /* the barrier of its buffer, if that is not free before */
     bool clear = false;       /* it is known to be this tile's turn */
-    auto finish = [&](auto wait) {
+    auto word_of = [&](const BackRows &rows, uint32_t piece) {
+        return rows.turn + (uint32_t)(S::APART ? owner : S::part(owner, (int)piece));
+    };
+    auto tell = [&](auto wait) {
         if (!told) return;
         wait();
-        mbarrier_arrive(&bars.dq_empty[wg][(turn - 1) % S::DQ_BUFFERS]);
+        if (!early) mbarrier_arrive(held);
         fence_gpu();
         store_relaxed(told, tells);
         told = nullptr;
     };
-    auto add = [&](const BackRows &rows, bool more) {
-        uint32_t *next = rows.turn + wg;
-        const uint32_t order = (uint32_t)rows.order;
-        float *sums = back.sums + (next - back.turns) * (S::DQ_BYTES / 4);
-        const unsigned char *from = dq + turn % S::DQ_BUFFERS * S::DQ_BYTES;
+    auto add = [&](bool more, uint64_t *empty) {
+        const uint32_t turn = number >> (pieces - 1), piece = number & (pieces - 1); /* turn: blocks of query rows */
+        const BackRows &rows = bars.rows[turn % S::ROWS];
+        const uint32_t word = word_of(rows, piece), order = (uint32_t)rows.order;
+        uint32_t *next = back.turns + word;
+        float *sums = back.sums + (size_t)word * (S::DQ_BYTES / 4);
+        const unsigned char *from = dq + number % S::DQ_BUFFERS * S::DQ_BYTES;
         if (order > 0 && !clear && load_acquire(next) < order) {
-            finish(bulk_wait<0>);
+            tell(bulk_wait<0>);
             await_turn(next, order);
         }
         if (order > 0) bulk_add(sums, from, S::DQ_BYTES);
         else bulk_store(sums, from, S::DQ_BYTES);
         bulk_commit();
-        finish(bulk_wait<1>);
+        tell(bulk_wait<1>);
         told = next;
         tells = order + 1;
-        const BackRows &after = bars.rows[(turn + 1) % S::ROWS];
-        clear = more && after.order > 0 && load_acquire(after.turn + wg) >= (uint32_t)after.order;
+        clear = false;
+        if (piece + 1 < pieces) {
+            clear = order > 0 && load_acquire(back.turns + word_of(rows, piece + 1)) >= order;
+        } else if (more && LANES == 1) { /* (racecheck would not see that rows are known) */
+            const BackRows &after = bars.rows[(turn + 1) % S::ROWS];
+            clear = load_acquire_shared(&after.number) == turn + 1 && after.order > 0 &&
+                    load_acquire(back.turns + word_of(after, 0)) >= (uint32_t)after.order;
+        }
+        if (early) {
+            bulk_wait_read();
+            mbarrier_arrive(empty);
+        }
+        held = empty;
     };
 #pragma unroll 1
     for (uint32_t works = 0;; works++) {
         const BackTile &work = bars.work[works & 1];
         mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
         if (work.base.item < 0) return;
-        const int count = work.count * back.group;
+        const uint32_t end = number + work.count * back.group * pieces;
         __syncwarp();
         if ((threadIdx.x & 31) == 0) {
             mbarrier_arrive(&bars.work_empty[works & 1]);
 #pragma unroll 1
-            for (int i = 0; i < count; i++, turn++) {
-                uint64_t *full = &bars.dq_full[wg][turn % S::DQ_BUFFERS];
-                const uint32_t parity = turn / S::DQ_BUFFERS & 1;
-                if (!mbarrier_test(full, parity)) finish(bulk_wait<0>);
+            for (; number < end; number++) {
+                uint64_t *full = &bars.dq_full[owner][number % S::DQ_BUFFERS], *empty = &bars.dq_empty[owner][number % S::DQ_BUFFERS];
+                const uint32_t parity = number / S::DQ_BUFFERS & 1;
+                if (!mbarrier_test(full, parity)) tell(bulk_wait<0>);
                 mbarrier_wait(full, parity);
-                const BackRows &rows = bars.rows[turn % S::ROWS];
-                if (!rows.last) {
-                    add(rows, i + 1 < count);
+                if (!bars.rows[(number >> (pieces - 1)) % S::ROWS].last) {
+                    add(number + 1 < end, empty);
                 } else { /* those who computed it make the result */
-                    finish(bulk_wait<0>);
+                    tell(bulk_wait<0>);
                     clear = false;
-                    mbarrier_arrive(&bars.dq_empty[wg][turn % S::DQ_BUFFERS]);
+                    mbarrier_arrive(empty);
                 }
             }
-            finish(bulk_wait<0>);
+            tell(bulk_wait<0>);
         }
-        __syncwarp(); /* the others wait here, where they keep nobody from adding */
-    }
-}
-
-/* The same where a warpgroup makes one or two parts of each block: what takes memory a while to answer, telling others of the
- * part before and asking for the turn of the next, is done while a part is being added. But before it waits for others, this
- * warp tells what it has added. */
-template <class S>
-__device__ __forceinline__ void add_back_parts(const BackTmaJob &back, int wg, const unsigned char *dq, BackBarriers<S> &bars) {
-    const uint32_t pieces = S::pieces(wg);
-    uint32_t turn = 0;        /* parts */
-    uint32_t *told = nullptr; /* the counter of the part that was added last, if that is still to be told, */
-    uint32_t tells = 0;       /* and what to tell */
-    bool clear = false;       /* it is known to be this tile's turn */
-    auto tell = [&] {
-        if (!told) return;
-        fence_gpu();
-        store_relaxed(told, tells);
-        told = nullptr;
-    };
-    auto add = [&](const BackRows &rows, uint32_t piece) {
-        uint32_t *next = rows.turn + S::part(wg, (int)piece);
-        const uint32_t order = (uint32_t)rows.order;
-        float *sums = back.sums + (next - back.turns) * (S::DQ_BYTES / 4);
-        if (order > 0 && !clear && load_acquire(next) < order) {
-            tell();
-            await_turn(next, order);
-        }
-        if (order > 0) bulk_add(sums, dq, S::DQ_BYTES);
-        else bulk_store(sums, dq, S::DQ_BYTES);
-        bulk_commit();
-        tell();
-        clear = order > 0 && piece + 1 < pieces && load_acquire(next + 1) >= order;
-        bulk_wait<0>(); /* until the sums are there */
-        mbarrier_arrive(bars.dq_empty[wg]);
-        told = next;
-        tells = order + 1;
-    };
-#pragma unroll 1
-    for (uint32_t works = 0;; works++) {
-        const BackTile &work = bars.work[works & 1];
-        mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
-        if (work.base.item < 0) return;
-        const int count = work.count * back.group * (int)pieces;
-        __syncwarp();
-        if ((threadIdx.x & 31) == 0) {
-            mbarrier_arrive(&bars.work_empty[works & 1]);
-#pragma unroll 1
-            for (int i = 0; i < count; i++, turn++) {
-                if (!mbarrier_test(bars.dq_full[wg], turn & 1)) tell();
-                mbarrier_wait(bars.dq_full[wg], turn & 1);
-                const BackRows &rows = bars.rows[(turn >> (pieces - 1)) % S::ROWS];
-                if (rows.last) mbarrier_arrive(bars.dq_empty[wg]); /* those who computed it make the result */
-                else add(rows, turn & (pieces - 1));
-            }
-            tell();
-        }
+        number = end;
         __syncwarp(); /* the others wait here, where they keep nobody from adding */
     }
 }

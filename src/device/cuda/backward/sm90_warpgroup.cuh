@@ -68,9 +68,9 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
         return shared_address(memory.ds) + (S::WIDE ? 0 : (thread / 128 - 1) * (64 * 128)) + thread / 16 % 2 * 1024 +
                thread % 8 * 128 + ((thread / 32 % 4 * 2 + thread / 8 % 2) ^ thread % 8) * 16;
     }
-    __device__ __forceinline__ uint32_t dq_store(uint32_t buffer) const {
-        const uint32_t thread = number();
-        return shared_address(memory.dq) + ((thread / 128 - 1) * S::DQ_BUFFERS + buffer) * S::DQ_BYTES + thread % 128 * 16;
+    __device__ __forceinline__ uint32_t dq_store(uint32_t buffer, int piece) const {
+        const uint32_t thread = number(), owner = S::APART ? (uint32_t)piece : thread / 128 - 1;
+        return shared_address(memory.dq) + (owner * S::DQ_BUFFERS + buffer) * S::DQ_BYTES + thread % 128 * 16;
     }
     __device__ __forceinline__ static void release(uint64_t *bar) {
         if (LANES == 32 || elected()) mbarrier_arrive(bar);
@@ -104,11 +104,12 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
         }
         wgmma_commit();
     }
-    /* dQ = dS^T K of block number n: one of this warpgroup's parts, summed over all keys of the tile. */
-    __device__ __forceinline__ void multiply_ds(QuerySums &dq, uint32_t n, int piece = 0) const {
-        const uint32_t rows = at(memory.ds, S::BY_COLUMNS ? 0 : S::DS_PANEL) + (n & 1) * (S::DS_BYTES >> 4);
-        const uint32_t keys = at(memory.k, S::BY_COLUMNS ? S::pieces(0) * KEYS * 128 : 0) + (piece * KEYS * 128 >> 4);
-        mbarrier_wait(&bars.ds_full[n & 1], n / 2 & 1);
+    /* dQ = dS^T K of block number n: one of this warpgroup's parts, summed over all keys of the tile, which lie in `room`. */
+    __device__ __forceinline__ void multiply_ds(QuerySums &dq, uint32_t n, int piece = 0, uint32_t room = 0) const {
+        const uint32_t rows = at(memory.ds) + (n & 1) * (S::DS_BYTES >> 4) + (S::BY_COLUMNS ? 0 : piece * S::DS_PANEL >> 4);
+        const uint32_t keys = at(memory.k, S::BY_COLUMNS ? S::pieces(0) * KEYS * 128 : 0) +
+                              (S::BY_COLUMNS ? piece * KEYS * 128 >> 4 : 0) + room * (S::KV_BYTES >> 4);
+        mbarrier_wait(&bars.ds_full[n & 1][S::BY_COLUMNS ? 0 : piece], n / 2 & 1);
         wgmma_fence();
         Wgmma<T, 64>::st_begin(dq, rows, keys);
 #pragma unroll
@@ -167,8 +168,8 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
     }
     /* dS to shared memory. */
     __device__ __forceinline__ void store_ds(const Operand &ds, int row) const {
-        if (row == 0) mbarrier_wait(&bars.ds_empty[turn & 1], (turn / 2 & 1) ^ 1);
-        const uint32_t to = ds_store() + (turn & 1) * S::DS_BYTES + row / 64 * S::DS_PANEL;
+        mbarrier_wait(&bars.ds_empty[turn & 1][row / SPAN], (turn / 2 & 1) ^ 1);
+        const uint32_t to = ds_store() + (turn & 1) * S::DS_BYTES + row / SPAN * S::DS_PANEL;
 #pragma unroll
         for (int g = 0; g < SPAN / 16; g++)
             stmatrix_4_trans(to + g * 2048, ds[4 * g], ds[4 * g + 1], ds[4 * g + 2], ds[4 * g + 3]);
@@ -189,9 +190,9 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
         const int column = S::BY_COLUMNS ? part(piece) * 64 : 0;
         const bool valid = row < rows.rows, valid8 = row + 8 < rows.rows;
         if (uniform(rows.order) > 0) {
-            await_turn(rows.turn + part(piece), (uint32_t)rows.order);
-            const float *sums =
-                back.sums + (rows.turn + part(piece) - back.turns) * (S::DQ_BYTES / 4) + (threadIdx.x & 127) * 4;
+            const uint32_t word = rows.turn + (uint32_t)part(piece);
+            await_turn(back.turns + word, (uint32_t)rows.order);
+            const float *sums = back.sums + (size_t)word * (S::DQ_BYTES / 4) + (threadIdx.x & 127) * 4;
 #pragma unroll
             for (int j = 0; j < 8; j++) add_stored(sums + j * 512, &dq[4 * j]);
         }
@@ -199,7 +200,7 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
             if (lane() == 0) {
                 /* Read again: registers are few here. */
                 const uint32_t thread = afresh(threadIdx.x);
-                atomicOr(static_cast<uint32_t *const volatile &>(rows.turn) + S::part(thread / 128 - 1, piece),
+                atomicOr(back.turns + static_cast<const volatile uint32_t &>(rows.turn) + S::part(thread / 128 - 1, piece),
                          in_doubt(thread / 32 % 4));
                 *back.doubt = 1;
             }
@@ -208,19 +209,22 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
         put_scaled<T, 64, S::SINGLE>(back.dq.data, false, rows.dq + row * rows.dq_step + column, rows.dq_step, dq, job.scale,
                                      valid, valid8, job.head_dim - column);
     }
-    /* Which of this warpgroup's parts of dQ is that of block number n, counted from the start. */
-    __device__ __forceinline__ uint32_t part_number(uint32_t n, int piece) const { return n * S::pieces(wg()) + piece; }
+    /* Whose buffers hold a part of dQ, and which of all parts that they held it is: of block number n, counted from the start. */
+    __device__ __forceinline__ int owner(int piece) const { return S::APART ? piece : wg(); }
+    __device__ __forceinline__ uint32_t part_number(uint32_t n, int piece) const {
+        return S::APART ? n : n * S::pieces(wg()) + piece;
+    }
     /* Waits until there is room for it, and says whether nobody adds to it later. */
     __device__ __forceinline__ bool await_room(uint32_t n, int piece = 0) const {
         const bool last = uniform(bars.rows[n % S::ROWS].last);
         const uint32_t number = part_number(n, piece);
-        mbarrier_wait(&bars.dq_empty[wg()][number % S::DQ_BUFFERS], (number / S::DQ_BUFFERS & 1) ^ 1);
+        mbarrier_wait(&bars.dq_empty[owner(piece)][number % S::DQ_BUFFERS], (number / S::DQ_BUFFERS & 1) ^ 1);
         return last;
     }
     /* It is there, and dS that it was made of has been read. */
     __device__ __forceinline__ void take_queries(QuerySums &dq, uint32_t n, int piece = 0) const {
         wgmma_settle(dq);
-        if (piece == S::pieces(wg()) - 1) release(&bars.ds_empty[n & 1]);
+        if (S::APART || piece == S::pieces(wg()) - 1) release(&bars.ds_empty[n & 1][S::APART ? piece : 0]);
     }
     /* Stores it for those who add; where nobody adds later, makes the result of it. */
     __device__ __forceinline__ void store_queries(QuerySums &dq, uint32_t n, bool last, int piece = 0) const {
@@ -228,16 +232,16 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
             finish_queries(dq, bars.rows[n % S::ROWS], piece);
             return;
         }
-        const uint32_t to = dq_store(part_number(n, piece) % S::DQ_BUFFERS);
+        const uint32_t to = dq_store(part_number(n, piece) % S::DQ_BUFFERS, piece);
 #pragma unroll
         for (int j = 0; j < 8; j++) store_shared(to + j * 2048, &dq[4 * j]);
     }
     __device__ __forceinline__ void hand_over_queries(uint32_t n, int piece = 0) const {
-        hand_over(&bars.dq_full[wg()][part_number(n, piece) % S::DQ_BUFFERS]);
+        hand_over(&bars.dq_full[owner(piece)][part_number(n, piece) % S::DQ_BUFFERS]);
     }
     /* The same behind a fence. */
     __device__ __forceinline__ void release_queries(uint32_t n) const {
-        release(&bars.dq_full[wg()][part_number(n, 0) % S::DQ_BUFFERS]);
+        release(&bars.dq_full[owner(0)][part_number(n, 0) % S::DQ_BUFFERS]);
     }
     /* All of it, at once. */
     __device__ __forceinline__ void add_queries(QuerySums &dq, uint32_t n, int piece = 0) const {

@@ -82,7 +82,7 @@ template <typename T, class S, int WG> struct WideConsumer : BackWarpgroup<T, S,
             ds[2 * g + 1] = pack<T>(p[2] * (dp[4 * g + 2] - delta.x), p[3] * (dp[4 * g + 3] - delta.y));
         }
         store_ds(ds, 0);
-        hand_over(&bars.ds_full[turn & 1]);
+        hand_over(&bars.ds_full[turn & 1][0]);
         release(&bars.p_empty);
     }
 
@@ -128,7 +128,7 @@ template <typename T, class S, int WG> struct WideConsumer : BackWarpgroup<T, S,
         if constexpr (PIECES == 2) multiply_ds(first, turn - 1, 0);
         multiply_ds(last, turn - 1, PIECES - 1);
         wgmma_wait<0>();
-        release(&bars.k_empty);
+        release(&bars.k_empty[0]);
         if constexpr (PIECES == 2) add_queries(first, turn - 1, 0);
         add_queries(last, turn - 1, PIECES - 1);
     }
@@ -156,7 +156,7 @@ template <typename T, class S, int WG> struct WideConsumer : BackWarpgroup<T, S,
             if (uniform(work.base.item) < 0) return;
             if constexpr (WEIGHS) this->adopt(work, work.key + warp() * 16);
             int left = uniform(work.count * back.group) - 1; /* blocks, after this one */
-            mbarrier_wait(&bars.k_full, works & 1);
+            mbarrier_wait(&bars.k_full[0], works & 1);
             if constexpr (!WEIGHS) mbarrier_wait(&bars.v_full, works & 1);
             step<true>(sums, left == 0);
 #pragma unroll 1
