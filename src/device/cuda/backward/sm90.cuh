@@ -3,7 +3,7 @@
  * A persistent block takes tiles of keys and walks the blocks of query rows that meet them (sm90_job.cuh). dK and dV stay in
  * registers until the tile is done. Scores are computed transposed, keys down and queries across, so that the weights P and
  * their gradients dS are left where the next products want them as operands in registers. Up to D = 128 a tile has 128 keys,
- * and two warpgroups hold 64 each. For query block i a warpgroup runs:
+ * and two warpgroups hold 64 each (sm90_keys.cuh). Beyond D = 64 (sm90_consumer.cuh) a warpgroup runs for query block i:
  *
  *     S = K Q(i)^T,  dP = V dO(i)^T        wgmma from shared memory
  *     P = exp(S - lse)                     while dP runs
@@ -14,21 +14,21 @@
  *     dQ(i-1) to shared memory             while dK runs; handed over with dS of the next block, behind one fence
  *
  * Latencies count: a warpgroup waits for its own loads, fences and special registers as long as for its products. So it asks
- * for each of them while a product runs (sm90_consumer.cuh).
+ * for each of them while a product runs. dQ comes one block late, so that the warpgroups need not meet in every block.
  *
- * Beyond, a tile has 64 keys, and the two warpgroups share their work (sm90_wide_consumer.cuh).
+ * Up to D = 64 dK and dV take half the registers, and there are enough for a third warpgroup, which makes dQ
+ * (sm90_apart_consumers.cuh). Beyond D = 128 a tile has 64 keys, and two warpgroups share their work (sm90_wide_consumer.cuh).
  *
- * dQ comes one block late, so that the warpgroups need not meet in every block. It goes to shared memory and from there, by
- * bulk reductions, to sums in global memory, in a fixed order: a tile adds to a block of query rows when its turn has come. The
- * first tile stores instead; the last adds what is there and writes the result, or adds to the sums of a call of several steps.
- * Sums lie as warps hold them. What is not finite is left undone, and marked: define_sm90 computes it afterwards.
+ * dQ goes to shared memory and from there, by bulk reductions, to sums in global memory, in a fixed order: a tile adds to a
+ * block of query rows when its turn has come. The first tile stores instead; the last adds what is there and writes the result,
+ * or adds to the sums of a call of several steps. Sums lie as warps hold them. What is not finite is left undone, and marked:
+ * define_sm90 computes it afterwards.
  *
  * Of the producer's warps the first takes tiles and loads by TMA, the second fetches lse and delta (sm90_producer.cuh), the
- * others add dQ (sm90_sums.cuh). The two warpgroups that compute are in sm90_consumer.cuh and sm90_wide_consumer.cuh.
+ * others add dQ (sm90_sums.cuh).
  *
  *     shared memory, in panels of 64 columns:
- *     | k | v | q: STAGES | dout: DOUT_STAGES | dS: 2 | dQ: DQ_BUFFERS of each warpgroup | P, when wide |
- *     | barriers, rows, tiles |
+ *     | k: K_ROOMS | v | q: STAGES | dout: DOUT_STAGES | dS: 2 | dQ: 2 x DQ_BUFFERS | P, when wide | barriers, rows, tiles |
  */
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_CUH
 #define RA_DEVICE_CUDA_BACKWARD_SM90_CUH
@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_cons
         mbarrier_init(&bars.v_empty, S::WIDE ? group : warps); /* of those who compute dP */
         for (int i = 0; i < 2; i++) {
             for (int j = 0; j < S::DS_PARTS; j++) {
-                mbarrier_init(&bars.ds_full[i][j], S::WIDE ? group : warps); /* of those who compute dS, */
+                mbarrier_init(&bars.ds_full[i][j], S::WIDE ? group : warps);   /* of those who compute dS, */
                 mbarrier_init(&bars.ds_empty[i][j], S::APART ? group : warps); /* and dQ */
             }
             for (int j = 0; j < S::DQ_BUFFERS; j++) {
@@ -107,7 +107,8 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_cons
                 mbarrier_init(&bars.dq_empty[i][j], 1);
             }
             mbarrier_init(&bars.work_full[i], LANES);
-            mbarrier_init(&bars.work_empty[i], warps + (S::APART ? group : 0) + 3 + LANES); /* and those who load, add and fetch */
+            /* And those who load, add and fetch. */
+            mbarrier_init(&bars.work_empty[i], warps + (S::APART ? group : 0) + 3 + LANES);
         }
         if constexpr (S::WIDE) {
             mbarrier_init(&bars.p_full, group);

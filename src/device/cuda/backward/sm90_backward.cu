@@ -5,7 +5,8 @@
 
 namespace ra {
 
-static const BackVariant backward_d64[2] = {back_variant<ApartBackShape<64, false>>(), back_variant<ApartBackShape<64, true>>()};
+static const BackVariant backward_d64[2] = {back_variant<ApartBackShape<64, false>>(),
+                                            back_variant<ApartBackShape<64, true>>()};
 static const BackVariant backward_d96[2] = {back_variant<BackShape<96, false>>(), back_variant<BackShape<96, true>>()};
 static const BackVariant backward_d128[2] = {back_variant<BackShape<128, false>>(), back_variant<BackShape<128, true>>()};
 

@@ -1,4 +1,5 @@
-/* A consumer warpgroup of Hopper's backward kernel for D of 65 to 128: 64 keys of each tile, in the order that sm90.cuh draws. */
+/* A consumer warpgroup of Hopper's backward kernel for D of 65 to 128: 64 keys of each tile, in the order that sm90.cuh
+ * draws. */
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_CONSUMER_CUH
 #define RA_DEVICE_CUDA_BACKWARD_SM90_CONSUMER_CUH
 

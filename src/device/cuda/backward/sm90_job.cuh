@@ -123,8 +123,8 @@ static __device__ __noinline__ void find_back_tile(const BackTmaJob &back, uint3
     work.row_end = min((tile->first + tile->count) * QUERIES, work.rows);
 }
 
-/* The first of the words in which a block of query rows counts the tiles that have added to its parts. When all have, a bit says that the
- * warp's rows of the part are not finite, and left undone. */
+/* The first of the words in which a block of query rows counts the tiles that have added to its parts. When all have, a bit of
+ * a word says that the warp's rows of the part are not finite, and left undone. */
 __device__ __forceinline__ uint32_t turn_of(const BackTmaJob &back, const BackTile &tile, int u, int t, int parts) {
     return (tile.blocks + u * back.items[tile.base.item].q_blocks + t) * parts;
 }

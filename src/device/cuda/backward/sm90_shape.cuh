@@ -22,15 +22,16 @@ template <int D_, int KEYS_, int QUERIES_, int DOUT_STAGES_, int K_ROOMS_, int D
                                  2 * DQ_BUFFERS * DQ_BYTES; /* bytes of all that */
 };
 
-/* What a warpgroup of each kind has: with setmaxnreg none waits for registers for ever, if they are together no more than the
- * launch has. */
+/* Registers of a thread of each kind of warpgroup. Together they are what the launch has: setmaxnreg would wait for more for
+ * ever. */
 template <int WARPGROUPS, int KEY_REGISTERS_, int QUERY_REGISTERS_ = 0> struct BackThreads {
     static constexpr int THREADS = 128 * WARPGROUPS, LAUNCH_REGISTERS = 65536 / THREADS / 8 * 8;
     static constexpr int KEY_REGISTERS = KEY_REGISTERS_, QUERY_REGISTERS = QUERY_REGISTERS_;
     static constexpr int PRODUCER_REGISTERS = WARPGROUPS * LAUNCH_REGISTERS - 2 * KEY_REGISTERS - QUERY_REGISTERS;
 };
 
-/* D up to 64: each of two warpgroups has 64 of the keys, and a third makes dQ. The parts of dQ are halves of the rows. */
+/* D up to 64: each of two warpgroups has 64 of the keys, and a third makes dQ. The parts of dQ are halves of the rows. (With
+ * fewer registers for keys the assembler lets every product wait for the one before.) */
 template <int D, bool SINGLE>
 struct ApartBackShape : AnyBackShape<D, 128, 128, 2, 2, 1, SINGLE>, BackThreads<4, 192, 72> {
     using Any = AnyBackShape<D, 128, 128, 2, 2, 1, SINGLE>;
@@ -40,8 +41,8 @@ struct ApartBackShape : AnyBackShape<D, 128, 128, 2, 2, 1, SINGLE>, BackThreads<
     static_assert(Any::PARTS == 2, "each half of the rows");
     static __host__ __device__ constexpr int pieces(int) { return 2; }
     template <typename I> static __host__ __device__ constexpr I part(I, int piece) { return piece; }
-    /* Blocks of query rows that are remembered. Block i + 2 is fetched when dK of block i is there; by then dS of block i - 2 is
-     * gone, so that dQ of block i - 3 waits in its buffer at most, and block i - 4 is added. */
+    /* Blocks of query rows that are remembered. Block i + 5 is fetched when dK of block i + 3 is there, and dS of it stored; by
+     * then dS of block i + 1 has become dQ, which has found its buffer free, so that block i is added. */
     static constexpr int ROWS = 8;
 };
 

@@ -103,14 +103,16 @@ template <int R> __device__ __forceinline__ bool all_finite(const float (&o)[R])
 
 /* ----------------------------------------------------------------------------------------- the producer's warps that add */
 
-/* Parts of dQ from an owner's buffers in shared memory to their sums, each when it is this tile's turn. By a whole warp, of which
- * one thread adds. What takes memory a while to answer is done while a part is being added: asking for the next turn, and, where
- * the next part is there already, adding that. But before it waits for others, this warp tells what it has added. A buffer is
- * free when it has been read; but tiles that walk down together are faster when they get theirs with the sums only. */
+/* Parts of dQ from an owner's buffers in shared memory to their sums, each when it is this tile's turn. By a whole warp, of
+ * which one thread adds. What takes memory a while to answer is done while a part is being added: asking for the next turn,
+ * and, where the next part is there already, adding that. But before it waits for others, this warp tells what it has added. A
+ * buffer is free when it has been read; but of two, tiles that walk down together had better wait until its sums are there
+ * (measured, up to 3 %). */
 template <class S>
-__device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int owner, const unsigned char *dq, BackBarriers<S> &bars) {
+__device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int owner, const unsigned char *dq,
+                                              BackBarriers<S> &bars) {
     const uint32_t pieces = S::APART ? 1 : S::pieces(owner); /* of a block: 1 or 2 */
-    const bool early = S::APART || S::WIDE || !back.down; /* whether a buffer is free when it has been read */
+    const bool early = S::DQ_BUFFERS == 1 || !back.down;     /* whether a buffer is free when it has been read */
     uint32_t number = 0;      /* parts */
     uint32_t *told = nullptr; /* the counter of the part before, if others are still to be told of it, */
     uint32_t tells = 0;       /* and what to tell */
@@ -169,7 +171,8 @@ __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int owner,
             mbarrier_arrive(&bars.work_empty[works & 1]);
 #pragma unroll 1
             for (; number < end; number++) {
-                uint64_t *full = &bars.dq_full[owner][number % S::DQ_BUFFERS], *empty = &bars.dq_empty[owner][number % S::DQ_BUFFERS];
+                const uint32_t buffer = number % S::DQ_BUFFERS;
+                uint64_t *full = &bars.dq_full[owner][buffer], *empty = &bars.dq_empty[owner][buffer];
                 const uint32_t parity = number / S::DQ_BUFFERS & 1;
                 if (!mbarrier_test(full, parity)) tell(bulk_wait<0>);
                 mbarrier_wait(full, parity);

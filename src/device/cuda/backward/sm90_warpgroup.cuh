@@ -209,7 +209,8 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
         put_scaled<T, 64, S::SINGLE>(back.dq.data, false, rows.dq + row * rows.dq_step + column, rows.dq_step, dq, job.scale,
                                      valid, valid8, job.head_dim - column);
     }
-    /* Whose buffers hold a part of dQ, and which of all parts that they held it is: of block number n, counted from the start. */
+    /* Whose buffers hold a part of dQ, and which of all parts that they held it is: of block number n, counted from the
+     * start. */
     __device__ __forceinline__ int owner(int piece) const { return S::APART ? piece : wg(); }
     __device__ __forceinline__ uint32_t part_number(uint32_t n, int piece) const {
         return S::APART ? n : n * S::pieces(wg()) + piece;
