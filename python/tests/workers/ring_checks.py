@@ -7,7 +7,7 @@ import module_checks  # noqa: F401
 import sharding_checks  # noqa: F401
 import torch
 import torch.distributed as dist
-from common import check, close, main, rows, shard, whole
+from common import check, close, main, raises, rows, shard, whole
 
 
 def compare(group=None, layout="contiguous", placement="sharded", function=None, bound=1e-12, **options):
@@ -357,6 +357,20 @@ def padding_masks_of_shards_are_joined_to_a_global_range():
     out, _ = ring(*[shard(x, "contiguous")] * 3, key_padding_mask=shard(mask, "contiguous"), is_causal=True)
     alone, _ = build()(x, x, x, key_padding_mask=mask, is_causal=True)
     close(out, shard(alone, "contiguous"))
+
+
+@check
+def a_padding_mask_that_is_wrong_or_missing_on_one_rank_is_named_on_every_rank():
+    ring, first = build(group=dist.group.WORLD), dist.get_rank() == 0
+    x = shard(data()[0], "contiguous")
+    padding = torch.zeros(x.shape[:2], dtype=x.dtype)
+    for other in ("query, key, value", "attention"):  # the first call of a module compares its inputs
+        match = f"rank 0 is at key_padding_mask and rank 1 at {other}"
+        raises(RuntimeError, match, ring, x, key_padding_mask=padding if first else None)
+        ring(x)
+    wrong = padding + 0.5 if first else padding
+    raises(ValueError if first else RuntimeError, "key_padding_mask adds numbers", ring, x, key_padding_mask=wrong)
+    compare(is_causal=True)  # the group is not broken
 
 
 @check
