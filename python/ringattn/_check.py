@@ -136,6 +136,7 @@ class _Rows:
         )
 
 
+@torch.enable_grad()
 def _results(
     module: nn.Module, inputs: tuple[torch.Tensor, ...], rows: Optional[_Rows], forward: dict[str, Any]
 ) -> dict[str, Any]:

@@ -262,6 +262,8 @@ def test_like_describe_draw_and_dtype_refuse_what_they_do_not_know():
         ringattn.like("LongNet")
     with pytest.raises(ValueError, match="dtype"):
         ringattn.describe(seq=8, heads=1, head_dim=8, dtype="float8")
+    with pytest.raises(ValueError, match="ranks is 0"):
+        ringattn.describe(seq=8, heads=1, head_dim=8, ranks=0)
     with pytest.raises(ValueError, match="device"):
         ringattn.recommended_dtype("tpu")
     with pytest.raises(ValueError, match="2048"):
