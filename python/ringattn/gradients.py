@@ -102,6 +102,8 @@ def _gradients(module: Any, where: Any) -> list[_Gradient]:
     for name, p in named:
         if not p.requires_grad:
             continue
+        if p.grad is not None and p.grad.is_sparse:
+            raise ValueError(f"the gradient of {name} is sparse; only dense ones are added: make its layer with sparse=False")
         over, factor = average.get(id(p)), None
         seen = None if over is None else over.seen
         if seen is None and getattr(p, _WHOLE, False):

@@ -303,6 +303,15 @@ def messages_are_on_the_cpu_whatever_the_default_device():
 
 
 @check
+def a_sparse_gradient_is_refused_by_name():
+    import ringattn
+
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 24, sparse=True, dtype=torch.float64), build(group=dist.group.WORLD))
+    model(torch.arange(4)[None])[0].sum().backward()
+    raises(ValueError, "gradient of 0.weight is sparse", ringattn.sync_gradients, model, dist.group.WORLD)
+
+
+@check
 def a_hook_on_construction_synchronises_by_itself():
     ring = build(group=dist.group.WORLD, sync_gradients=True)
     x, weight = (shard(y, "contiguous") for y in data())
