@@ -184,10 +184,11 @@ void fit_text(const settings *s, const fit_result *f, int ranks, const char *sch
         put_key(&w, "key_end", key_end, s->batch);
     }
     if (s->given[OPT_SCALE]) put(&w, "desc.scale = %.17g;\n", s->scale);
-    if (s->dropout > 0) put(&w, "desc.dropout = %.17g; desc.seed = %llu;\n", s->dropout, (unsigned long long)s->seed);
+    if (s->dropout > 0) put(&w, "desc.dropout = %.17g; desc.seed = %lluu;\n", s->dropout, (unsigned long long)s->seed);
     if (s->query_placement) put(&w, "desc.query_placement = RA_REPLICATED;\n");
     if (s->threads) put(&w, "desc.threads = %lld;\n", (long long)s->threads);
     if (s->kernel) put(&w, "desc.kernel = \"%s\";\n", option_word(OPT_KERNEL, s->kernel));
+    if (s->checksum) put(&w, "desc.checksum = true;\n");
     if (s->device == DEVICE_CUDA) put(&w, "desc.device = RA_DEVICE_CUDA;%s\n", s->offload ? " desc.offload = true;" : "");
     put(&w, "desc.dtype = %s; desc.layout = %s; desc.schedule = RA_SCHEDULE_%s; desc.bucket = %lld;", dtypes[s->dtype],
         enumerator(f->layout), upper, (long long)f->bucket);
@@ -216,6 +217,7 @@ void fit_text(const settings *s, const fit_result *f, int ranks, const char *sch
     if (f->bucket) put(&w, " --bucket %lld", (long long)f->bucket);
     if (s->threads) put(&w, " --threads %lld", (long long)s->threads);
     if (s->kernel) put(&w, " --kernel %s", option_word(OPT_KERNEL, s->kernel));
+    if (s->checksum) put(&w, " --checksum");
     if (s->device == DEVICE_CUDA) put(&w, " --device cuda%s", s->offload ? " --offload" : "");
 
     w = (writer){python, 0};

@@ -52,10 +52,30 @@ static ra_status set_timeouts(const settings *s, ra_comm *comm) {
     return ra_comm_set_call_timeout(comm, s->call_timeout);
 }
 
+/* Descriptors are compared by the library. These options say which calls a rank makes, and how many: where they differ, ranks
+ * would wait for a call that no other makes, or take each other's messages for something else. */
+static ra_status agree_on_calls(const settings *s) {
+    static const option_id ids[] = {OPT_CASES, OPT_PASS, OPT_REPEAT, OPT_TRACE};
+    enum { COUNT = sizeof ids / sizeof *ids };
+    const int64_t mine[COUNT] = {s->cases, s->pass, s->repeat, s->trace != NULL};
+    int64_t(*all)[COUNT] = calloc((size_t)ra_comm_size(world), sizeof *all);
+    if (!all) return ra_fail(RA_NOMEM, "no memory for %d ranks", ra_comm_size(world));
+    ra_status status = ra_comm_allgather(world, mine, all, (int64_t)sizeof mine);
+    for (int rank = 1; rank < ra_comm_size(world) && status == RA_OK; rank++)
+        for (int i = 0; i < COUNT && status == RA_OK; i++)
+            if (all[rank][i] != all[0][i])
+                status = ra_fail(RA_DISAGREE, "ranks disagree: --%s is %lld on rank 0 and %lld on rank %d%s",
+                                 options[ids[i]].name, (long long)all[0][i], (long long)all[rank][i], rank,
+                                 ids[i] == OPT_PASS ? " (0 is fwd, 1 bwd, 2 both)" : "");
+    free(all);
+    return status;
+}
+
 ra_status group_ranks(const settings *s, int *ranks) {
     *ranks = (int)s->ring_size;
     if (!group_launched(s)) return RA_OK;
-    if (!world) {
+    const bool first = !world;
+    if (first) {
         uses_mpi = true;
         if (s->transport == TRANSPORT_NCCL && setenv("RINGATTN_LANE", "nccl", 1) != 0)
             return ra_fail(RA_NOMEM, "no memory for a variable of the environment");
@@ -66,6 +86,7 @@ ra_status group_ranks(const settings *s, int *ranks) {
         signal(SIGUSR1, SIG_IGN);
     }
     RA_TRY(set_timeouts(s, world));
+    if (first) RA_TRY(agree_on_calls(s));
     if (s->device == DEVICE_CUDA) RA_TRY(take_gpu(launcher_local_rank()));
     *ranks = ra_comm_size(world);
     if (ra_comm_rank(world) != 0 && !freopen("/dev/null", "w", stdout)) return ra_fail(RA_IO, "/dev/null cannot be written");

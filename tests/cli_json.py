@@ -228,16 +228,17 @@ class Promises(kit.Case):
     def test_what_fits_is_printed_with_every_option_that_matters(self):
         value = self.json("plan", "--fit", "--memory-limit", "8M", "--ring-size", 4, "--batch", 2, "--heads", 2,
                           "--head-dim", 16, "--key-range", "5:", "--threads", 3, "--kernel", "scalar", "--scale", 0.25,
-                          "--dropout", 0.5, "--seed", 7)
+                          "--dropout", 0.5, "--seed", 2**64 - 1, "--checksum")
         fit, seq = value["fit"], value["fit"]["seq"]
         self.assertEqual(value["schedule"], "ring")  # auto would gather so short a sequence, and take more memory
         for name, words in (
                 ("c", ("RA_SCHEDULE_RING;", "key_begin = (int64_t[]){5, 5};", f"key_end = (int64_t[]){{{seq}, {seq}}};",
-                       "threads = 3;", 'kernel = "scalar";', "scale = 0.25;", "dropout = 0.5; desc.seed = 7;")),
+                       "threads = 3;", 'kernel = "scalar";', "scale = 0.25;", "desc.checksum = true;",
+                       "dropout = 0.5; desc.seed = 18446744073709551615u;")),  # without u no constant of C
                 ("cli", ("--schedule ring", f"--key-range 5:{seq}", "--threads 3", "--kernel scalar", "--scale 0.25",
-                         "--dropout 0.5 --seed 7")),
+                         "--dropout 0.5 --seed 18446744073709551615", "--checksum")),
                 ("python", ('schedule="ring"', f"key_range=(5, {seq})", "threads=3", 'kernel="scalar"', "scale=0.25",
-                            "dropout_p=0.5, seed=7"))):
+                            "dropout_p=0.5, seed=18446744073709551615"))):
             for word in words:
                 self.assertIn(word, fit[name])
         branches = ",".join(["1000000000"] * 256), ",".join(["100000000"] * 256)

@@ -179,11 +179,29 @@ class UnderALauncher(kit.Case):
                  (one_file, two_files, "--lse has another name in its file, or shares it with other outputs, on rank 1"))
         for mpi in self.mpis:
             for first, second, says in cases if mpi == self.mpis[0] else cases[:1]:
-                done = subprocess.run(["mpirun." + mpi, "-n", "1", kit.RINGATTN, *first, ":", "-n", "1", kit.RINGATTN, *second],
-                                      capture_output=True, text=True, timeout=120, env=ENVIRONMENT)
+                done = self.launch_two(mpi, first, second)
                 self.assertNotEqual(done.returncode, 0)
                 self.assertIn("ranks disagree: " + says, done.stderr)
                 self.assertEqual(self.files(), self.before)
+
+    def test_ranks_that_would_make_other_calls_disagree_before_the_first(self):
+        verify, bench, trace = ["verify", "--cases", 3], ["bench", "--seq", 64, "--repeat", 2], ["--trace", self.path("x.json")]
+        cases = ((bench, [*bench[:-1], 3], "--repeat is 2 on rank 0 and 3 on rank 1"),
+                 (bench, [*bench, "--pass", "both"], "--pass is 0 on rank 0 and 2 on rank 1"),
+                 (verify, [*verify[:-1], 2], "--cases is 3 on rank 0 and 2 on rank 1"),
+                 ([*verify, *trace], verify, "--trace is 1 on rank 0 and 0 on rank 1"))
+        for mpi in self.mpis:
+            for first, second, says in cases if mpi == self.mpis[0] else cases[:1]:
+                done = self.launch_two(mpi, first, second)
+                self.assertEqual(done.returncode, 5, done.stderr)
+                self.assertIn("ranks disagree: " + says, done.stderr)
+                self.assertEqual(self.files(), self.before)
+
+    def launch_two(self, mpi, first, second):
+        """A command for each of two ranks."""
+        first, second = ([kit.RINGATTN, *map(str, arguments)] for arguments in (first, second))
+        return subprocess.run(["mpirun." + mpi, "-n", "1", *first, ":", "-n", "1", *second], capture_output=True, text=True,
+                              timeout=120, env=ENVIRONMENT)
 
     def ranks_of(self, name):
         """The processes that run on this file: those that this test started."""

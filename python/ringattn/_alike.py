@@ -23,13 +23,13 @@ def _digest(x: torch.Tensor) -> int:
     return int.from_bytes(state.digest(), "little")
 
 
-def _gather(where: Any, numbers: Callable[[], list[int]]) -> list[list[int]]:
+def _gather(where: Any, about: str, numbers: Callable[[], list[int]]) -> list[list[int]]:
     try:
         mine = numbers()
     except Exception as error:  # something that is no tensor, say: the other ranks must not wait for this one
         where.refuse(str(error))
         raise
-    every: list[list[int]] = where.gather(mine)
+    every: list[list[int]] = where.gather(about, mine)
     return every
 
 
@@ -40,7 +40,7 @@ def _constant(x: torch.Tensor) -> bool:
 
 def require_alike(where: Any, **tensors: torch.Tensor) -> None:
     """Raises on every rank if one of the tensors is not the same on all of them."""
-    every = _gather(where, lambda: [_digest(x) for x in tensors.values()])
+    every = _gather(where, ", ".join(tensors), lambda: [_digest(x) for x in tensors.values()])
     for index, name in enumerate(tensors):
         for rank, digests in enumerate(every):
             if digests[index] != every[0][index]:
@@ -52,7 +52,9 @@ def require_alike(where: Any, **tensors: torch.Tensor) -> None:
 
 def warn_if_alike(where: Any, *tensors: torch.Tensor) -> None:
     """Warns if all ranks pass the same rows: most likely each passes the whole sequence."""
-    every = _gather(where, lambda: [int(all(_constant(x) for x in tensors)), *(_digest(x) for x in tensors)])
+    every = _gather(
+        where, "query, key, value", lambda: [int(all(_constant(x) for x in tensors)), *(_digest(x) for x in tensors)]
+    )
     if not every[0][0] and all(record == every[0] for record in every):
         warnings.warn(
             f"all {where.ranks} ranks pass the same rows, which inputs='shard' takes for a sequence {where.ranks} times as "

@@ -42,11 +42,13 @@ def key_ranges(key_range: Any, batch: int) -> Ranges:
     """``key_range`` as (begins, ends), one of each for a batch entry."""
     if key_range is None:
         return None
-    pairs = key_range.tolist() if hasattr(key_range, "tolist") else list(key_range)
     try:
+        pairs = key_range.tolist() if hasattr(key_range, "tolist") else list(key_range)
         # Numbers in a graph cannot be asked for attributes.
         if len(pairs) == 2 and (isinstance(pairs[0], int) or not hasattr(pairs[0], "__len__")):
             pairs = [pairs] * batch
+        if any(isinstance(number, bool) for pair in pairs for number in pair):
+            raise TypeError  # a mask of two keys, whose True would be taken for 1
         begins = tuple(operator.index(begin) for begin, _ in pairs)
         ends = tuple(operator.index(end) for _, end in pairs)
     except (TypeError, ValueError):

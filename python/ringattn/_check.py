@@ -136,6 +136,7 @@ class _Rows:
         )
 
 
+@torch.enable_grad()
 def _results(
     module: nn.Module, inputs: tuple[torch.Tensor, ...], rows: Optional[_Rows], forward: dict[str, Any]
 ) -> dict[str, Any]:
@@ -174,5 +175,5 @@ def _compare(name: str, expected: torch.Tensor, found: Any, where: Any, toleranc
             error = float("inf") if error != error else error
     if isinstance(where, _dist.Processes):  # every rank reports the worst of all
         bits = struct.unpack("<q", struct.pack("<d", error))
-        error = max(struct.unpack("<d", struct.pack("<q", other))[0] for (other,) in where.gather(list(bits)))
+        error = max(struct.unpack("<d", struct.pack("<q", other))[0] for (other,) in where.gather("check", list(bits)))
     return Difference(name, error, allowed)

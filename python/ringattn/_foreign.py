@@ -56,6 +56,7 @@ def refuse(caller: str, arguments: dict[str, Any]) -> None:
             continue
         if name not in _OURS and name not in _UNSUPPORTED:
             raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
-        if not asks_for_nothing(value):
+        # A scale of 0 makes all scores equal; it is no way to leave the scale alone.
+        if not asks_for_nothing(value) or (_OURS.get(name) == "scale" and value is not None):
             reason = f"is called {_OURS[name]} here" if name in _OURS else f"is not supported: {_UNSUPPORTED[name]}"
             raise ValueError(f"{name} {reason}")

@@ -111,7 +111,7 @@ def _on_group(
 ) -> tuple[int, Optional[torch.Tensor]]:
     """The keys of all ranks, and which of this rank's count where some rank has padding. All ranks come to the same end."""
     own = [q_length, kv_length, batch, first, 0 if attention_mask is None else attention_mask.shape[1]]
-    every = where.gather(own)
+    every = where.gather("attention_mask", own)
     for rank, (queries, keys, entries, begin, masked) in enumerate(every):
         if begin or (right >= 0 and queries != keys):
             raise ValueError(

@@ -69,6 +69,8 @@ def describe(
     if unknown:
         raise TypeError(f"describe() got an unexpected keyword argument {sorted(unknown)[0]!r}")
     ranks = _lib.fits("ranks", ranks, _lib.c_int)
+    if ranks < 1:
+        raise ValueError(f"ranks is {ranks}; it must be at least 1")
     options = make_options(Settings(**settings))
     shape = Shape(codes[dtype], _lib.CPU, batch, seq if seq_q is None else seq_q, seq, heads, kv_heads or heads, head_dim)
     problem = problem_for(options, shape, warn=False)

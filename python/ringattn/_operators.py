@@ -14,7 +14,7 @@ import torch
 
 from . import _lib
 from . import dist as _dist
-from ._arguments import checked_shapes, key_ranges
+from ._arguments import checked_seed, checked_shapes, key_ranges
 from ._config import Options, Problem, Settings, Shape, make_options, problem_for
 from ._devices import CPU, Device, device_of
 from ._engine import NOTHING, Tensor
@@ -267,7 +267,7 @@ backward_op.register_fake(fake_backward)
 
 
 def number_of(seed: Optional[torch.Tensor]) -> int:
-    return 0 if seed is None else int(seed) % 2**64
+    return 0 if seed is None else checked_seed(seed.item() if seed.numel() == 1 else seed)
 
 
 # ------------------------------------------------------------------------------------------------------------------- gradients

@@ -109,10 +109,10 @@ class KVCache:
 
     def _rows_of_all(self, mine: int) -> int:
         where = _dist.resolve(self.group)
-        counts = [count for (count,) in where.gather([mine])]
+        counts = [count for (count,) in where.gather("KVCache", [mine])]
         rows = sum(counts)
         held = self._held(self._rows + rows) - self._held(self._rows)
-        for rank, (share,) in enumerate(where.gather([held])):
+        for rank, (share,) in enumerate(where.gather("KVCache", [held])):
             if share != counts[rank]:
                 raise ValueError(
                     f"rank {rank} appends {counts[rank]} of the {rows} new rows; with layout {self.layout}"

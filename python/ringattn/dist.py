@@ -32,8 +32,10 @@ from ._transports import GlooMailbox, MpiMailbox
 
 # ----------------------------------------------------------------------------------------------------------------------- groups
 
-# What every rank tells every other before a call. A rank that does not take part says why, in a record of the same length.
-_RECORD = struct.Struct("<?qqQ?16s")  # taking part, query rows, key rows, seed, whether buffers are kept, digest
+# What every rank tells every other, all in records of the same length: whether it takes part, if not why, else what the record
+# is about, so that ranks that are at different places never take each other's numbers for their own, and then the numbers.
+_HEAD = struct.Struct("<?31s")
+_CALL = struct.Struct("<qqQ?16s")  # before a call: query rows, key rows, seed, whether buffers are kept, digest
 _RECORD_BYTES = 512
 PROCESSES = ("dist:", "mpi:", "custom:")  # how the keys of groups of processes begin
 _PIECE = 1 << 20  # elements that are added at once where the transport cannot add
@@ -75,32 +77,41 @@ class Processes(Alone):
         replicated = options.query_placement == "replicated"
         local = self._digest(tuple(options)[:_AGREED], shape._replace(seq_q=0, seq_k=0), ranges)
         self.comm.set_timeouts(options)
-        records = self._exchange(_RECORD.pack(True, shape.seq_q, shape.seq_k, seed, lasting(options), local))
-        parts = [_RECORD.unpack_from(record) for record in records]
-        rows_q, rows_k = [part[1] for part in parts], [part[2] for part in parts]
+        records = self._exchange("attention", _CALL.pack(shape.seq_q, shape.seq_k, seed, lasting(options), local))
+        parts = [_CALL.unpack_from(record) for record in records]
+        rows_q, rows_k = [part[0] for part in parts], [part[1] for part in parts]
         seq_q = max(rows_q) if replicated else sum(rows_q)
-        seed = parts[0][3]
+        seed = parts[0][2]
         problem = problem_for(options, shape._replace(seq_q=seq_q, seq_k=sum(rows_k)), self.rank == 0)
         self._check_rows(problem, rows_q, rows_k)
         for rank, part in enumerate(parts):
-            if part[4] != parts[0][4]:
-                keeper, other = (rank, 0) if part[4] else (0, rank)
+            if part[3] != parts[0][3]:
+                keeper, other = (rank, 0) if part[3] else (0, rank)
                 raise ValueError(
                     f"rank {keeper} keeps buffers and plans for its next call and rank {other} does not; "
                     f"enable_memory_pool and use_pattern_cache must be the same on every rank"
                 )
-        if any(part[5] != local for part in parts):
+        if any(part[4] != local for part in parts):
             self.comm.forget()  # the library compares the ranks when they plan, and says who differs in what
         return problem, seed
 
-    def _exchange(self, record: bytes) -> list[bytes]:
-        """Every rank's record; raises if one of them says that its rank does not take part."""
-        records = self.comm.gather(record.ljust(_RECORD_BYTES, b"\0"))
+    def _exchange(self, about: str, mine: bytes) -> list[bytes]:
+        """What every rank tells about the same thing; raises if one of them does not take part, or is at another thing."""
+        head = _HEAD.pack(True, about.encode())
+        records = self.comm.gather((head + mine).ljust(_RECORD_BYTES, b"\0"))
         for rank, other in enumerate(records):
             if not other[0]:
                 reason = other[1:].rstrip(b"\0").decode(errors="replace")
                 raise _lib.RingattnError(f"rank {rank} does not take part in the call: {reason}", "RA_ABORTED")
-        return records
+        for rank, other in enumerate(records):
+            if not other.startswith(records[0][: _HEAD.size]):
+                first, there = (_HEAD.unpack_from(x)[1].rstrip(b"\0").decode() for x in (records[0], other))
+                raise _lib.RingattnError(
+                    f"ranks disagree: rank 0 is at {first} and rank {rank} at {there}; every rank must make the same calls, "
+                    f"and what one of them gives (a key_padding_mask, say) all must give",
+                    "RA_DISAGREE",
+                )
+        return [record[_HEAD.size :] for record in records]
 
     def _check_rows(self, problem: Problem, rows_q: list[int], rows_k: list[int]) -> None:
         options, shape = problem.options, problem.shape
@@ -120,7 +131,7 @@ class Processes(Alone):
 
     def refuse(self, reason: str) -> None:
         try:
-            self._exchange(b"\0" + reason.encode()[: _RECORD_BYTES - 1])
+            self.comm.gather((b"\0" + reason.encode()[: _RECORD_BYTES - 1]).ljust(_RECORD_BYTES, b"\0"))
         except _lib.RingattnError:
             pass  # the caller has a better reason to raise
 
@@ -143,14 +154,14 @@ class Processes(Alone):
         self.comm.close()
         self.comm = Communicator(self.mailbox.communicator(), self.ranks, self.mailbox)
 
-    def gather(self, numbers: list[int]) -> list[list[int]]:
-        """Every rank's list of integers, all of the same length."""
+    def gather(self, about: str, numbers: list[int]) -> list[list[int]]:
+        """Every rank's list of integers, all of the same length. ``about`` is what users call the thing (31 letters)."""
         found: list[list[int]] = [[] for _ in range(self.ranks)]
-        limit = _RECORD_BYTES // 8 - 1
+        limit = (_RECORD_BYTES - _HEAD.size) // 8
         for begin in range(0, max(1, len(numbers)), limit):
             part = numbers[begin : begin + limit]
-            for rank, record in enumerate(self._exchange(b"\1" + struct.pack(f"<{len(part)}q", *part))):
-                found[rank] += struct.unpack_from(f"<{len(part)}q", record, 1)
+            for rank, record in enumerate(self._exchange(about, struct.pack(f"<{len(part)}q", *part))):
+                found[rank] += struct.unpack_from(f"<{len(part)}q", record)
         return found
 
     def gather_memory(self, mine: int, everyone: int, size: int) -> None:
@@ -160,11 +171,11 @@ class Processes(Alone):
         if status:
             self.comm.fail(status)
 
-    def positions(self, rows: int, layout: str) -> tuple[int, Any]:
+    def positions(self, about: str, rows: int, layout: str) -> tuple[int, Any]:
         """The number of rows on all ranks, and the global positions of this rank's ones (a tensor)."""
         import torch
 
-        total = sum(count for (count,) in self.gather([rows]))
+        total = sum(count for (count,) in self.gather(about, [rows]))
         problem = rows_problem(layout, total)
         runs = problem.shards(self.ranks)[self.rank][1]
         return total, torch.cat([torch.arange(count, device="cpu") * step + start for start, step, count in runs])

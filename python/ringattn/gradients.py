@@ -102,6 +102,8 @@ def _gradients(module: Any, where: Any) -> list[_Gradient]:
     for name, p in named:
         if not p.requires_grad:
             continue
+        if p.grad is not None and p.grad.is_sparse:
+            raise ValueError(f"the gradient of {name} is sparse; only dense ones are added: make its layer with sparse=False")
         over, factor = average.get(id(p)), None
         seen = None if over is None else over.seen
         if seen is None and getattr(p, _WHOLE, False):
@@ -131,7 +133,7 @@ def _compare(where: Any, gradients: list[_Gradient], whole_model: bool) -> None:
     described = [gradient.describe().encode() for gradient in gradients]
     stale = any(mark.stale() for mark in {getattr(g.parameter, _MARK, None) for g in gradients} - {None})
     sample = _sample(gradients) if whole_model else 0
-    records = where.gather([_number(b"\n".join(described)), int(stale), sample])
+    records = where.gather("gradients", [_number(b"\n".join(described)), int(stale), sample])
     if any(record[0] != records[0][0] for record in records):
         _name_difference(where, described)
     if any(record[1] for record in records):
@@ -147,14 +149,14 @@ def _compare(where: Any, gradients: list[_Gradient], whole_model: bool) -> None:
 
 
 def _name_difference(where: Any, described: list[bytes]) -> None:
-    counts = [count for (count,) in where.gather([len(described)])]
+    counts = [count for (count,) in where.gather("gradients", [len(described)])]
     padded = [_number(text) for text in described] + [0] * (max(counts) - len(described))
-    everyone = where.gather(padded)
+    everyone = where.gather("gradients", padded)
     index = next(i for i in range(len(padded)) if len({numbers[i] for numbers in everyone}) > 1)
     other = next(rank for rank in range(where.ranks) if everyone[rank][index] != everyone[0][index])
     mine = described[index] if index < len(described) else f"missing ({len(described)} in all)".encode()
     text = mine[:240].ljust(240, b"\0")
-    everyone = where.gather(list(struct.unpack("<30q", text)))
+    everyone = where.gather("gradients", list(struct.unpack("<30q", text)))
     texts = [struct.pack("<30q", *numbers).rstrip(b"\0").decode(errors="replace") for numbers in everyone]
     raise ValueError(
         f"the ranks hold different parameters, and nothing was added: parameter {index} is {texts[0]} on rank 0 and "
@@ -176,12 +178,12 @@ def _sample(gradients: list[_Gradient]) -> int:
 def _complete(where: Any, gradients: list[_Gradient]) -> None:
     """A weight that one rank did not use still has a gradient on the others."""
     missing = [gradient.parameter.grad is None for gradient in gradients]
-    if not any(some for (some,) in where.gather([int(any(missing))])):
+    if not any(some for (some,) in where.gather("gradients", [int(any(missing))])):
         return
     parts = [missing[begin : begin + 62] for begin in range(0, len(missing), 62)]
     bits = [sum(1 << i for i, none in enumerate(part) if not none) for part in parts]
     used = [0] * len(bits)
-    for numbers in where.gather(bits):
+    for numbers in where.gather("gradients", bits):
         used = [one | other for one, other in zip(used, numbers)]
     for index, gradient in enumerate(gradients):
         if missing[index] and used[index // 62] >> index % 62 & 1:

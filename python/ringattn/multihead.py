@@ -26,22 +26,25 @@ def range_of_mask(mask: torch.Tensor, group: str = "", layout: str = "contiguous
 
 def padding_range(mask: torch.Tensor, group: str, layout: str, name: str = "key_padding_mask") -> torch.Tensor:
     """`range_of_mask` outside of graphs; ``name`` is what the user calls the mask."""
+    where = _dist.resolve(group)
     if mask.dtype != torch.bool:
         padding = mask != 0
         if bool((padding & (mask != float("-inf"))).any()):
-            raise ValueError(f"{name} adds numbers to the scores; only 0 and -inf (or a boolean mask) are supported")
+            reason = f"{name} adds numbers to the scores; only 0 and -inf (or a boolean mask) are supported"
+            where.refuse(reason)  # the others wait for this rank's range
+            raise ValueError(reason)
         mask = padding
     keep = ~mask.cpu()
     batch, rows = keep.shape
-    where = _dist.resolve(group)
     positions, total = torch.arange(rows, device="cpu"), rows
     if isinstance(where, _dist.Processes):
-        total, positions = where.positions(rows, layout)
+        total, positions = where.positions(name, rows, layout)
     count = keep.sum(1)
     begin = torch.where(keep, positions, total).amin(1) if rows else keep.new_full((batch,), total, dtype=torch.int64)
     end = torch.where(keep, positions + 1, 0).amax(1) if rows else keep.new_zeros(batch, dtype=torch.int64)
     if isinstance(where, _dist.Processes):
-        every = torch.tensor(where.gather(torch.cat([count, begin, end]).tolist()), device="cpu").view(where.ranks, 3, batch)
+        numbers = where.gather(name, torch.cat([count, begin, end]).tolist())
+        every = torch.tensor(numbers, device="cpu").view(where.ranks, 3, batch)
         count, begin, end = every[:, 0].sum(0), every[:, 1].amin(0), every[:, 2].amax(0)
     wrong = (count > 0) & (end - begin != count)
     if wrong.any():

@@ -41,6 +41,8 @@ def refused(match, q=X, k=X, v=X, error=ValueError, **options):
         ({"key_range": (3, 2)}, "key"),
         ({"key_range": [[0, 1], [0, 1]]}, "2 entries for a batch of 1"),
         ({"key_range": "all"}, "key_range"),
+        ({"key_range": 5}, "key_range is 5; it must be a pair"),
+        ({"key_range": np.ones((1, 2), bool)}, "key_range is array.*it must be a pair"),  # a mask of two keys
         ({"scale": float("nan")}, "scale"),
         ({"scale": "large"}, "scale"),
         ({"dropout_p": 1.0}, "dropout"),
@@ -84,6 +86,7 @@ def test_a_wrong_option_is_named(options, match):
         ({"cu_seqlens": [0, 4, 8]}, "cu_seqlens is not supported"),
         ({"causal": True}, "causal is called is_causal here"),
         ({"softmax_scale": 0.5}, "softmax_scale is called scale here"),
+        ({"softmax_scale": 0.0}, "softmax_scale is called scale here"),  # no default: it makes all scores equal
         ({"window_size": (3, 0)}, r"window_size is called window=\(left, right\) here"),
         ({"dropout": 0.1}, "dropout is called dropout_p here"),
         ({"key_padding_mask": np.zeros((1, 8), bool)}, "key_padding_mask is called key_range"),
@@ -259,6 +262,8 @@ def test_like_describe_draw_and_dtype_refuse_what_they_do_not_know():
         ringattn.like("LongNet")
     with pytest.raises(ValueError, match="dtype"):
         ringattn.describe(seq=8, heads=1, head_dim=8, dtype="float8")
+    with pytest.raises(ValueError, match="ranks is 0"):
+        ringattn.describe(seq=8, heads=1, head_dim=8, ranks=0)
     with pytest.raises(ValueError, match="device"):
         ringattn.recommended_dtype("tpu")
     with pytest.raises(ValueError, match="2048"):

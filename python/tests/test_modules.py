@@ -283,6 +283,8 @@ def test_check_compares_in_process_ranks_and_names_what_differs():
     assert not report and "output" in report.differs and "differs in output" in str(report)
     with pytest.raises(ValueError, match="none of this package's"):
         ringattn.check(torch.nn.Linear(2, 2), torch.zeros(1, 2, 2), group=2)
+    with torch.no_grad():  # the gradients are compared all the same
+        assert "input 0 gradient" in str(ringattn.check(Wrong(), sample, group=2))
 
 
 def test_check_leaves_a_module_as_it_was():

@@ -334,6 +334,15 @@ def test_dropout_without_a_seed_follows_torchs_generator():
     assert torch.equal(first, ringattn.attention(q, k, v, dropout_p=0.5)) and not torch.equal(first, second)
 
 
+def test_a_seed_in_a_tensor_is_one_integer_of_any_size():
+    q, k, v = inputs()
+    seeded = [ringattn.attention(q, k, v, dropout_p=0.5, seed=seed) for seed in (torch.tensor([-1]), 2**64 - 1)]
+    assert torch.equal(*seeded)
+    for seed in (torch.tensor(3.7), torch.tensor([3, 4])):
+        with pytest.raises(ValueError, match="seed is .*; it must be an integer"):
+            ringattn.attention(q, k, v, dropout_p=0.5, seed=seed)
+
+
 def test_a_second_derivative_is_refused_instead_of_zero():
     q, k, v = inputs(dtype=torch.float64)
     (gradient,) = torch.autograd.grad(ringattn.attention(q, k, v).sum(), q, create_graph=True)

@@ -7,7 +7,7 @@ import module_checks  # noqa: F401
 import sharding_checks  # noqa: F401
 import torch
 import torch.distributed as dist
-from common import check, close, main, rows, shard, whole
+from common import check, close, main, raises, rows, shard, whole
 
 
 def compare(group=None, layout="contiguous", placement="sharded", function=None, bound=1e-12, **options):
@@ -303,6 +303,15 @@ def messages_are_on_the_cpu_whatever_the_default_device():
 
 
 @check
+def a_sparse_gradient_is_refused_by_name():
+    import ringattn
+
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 24, sparse=True, dtype=torch.float64), build(group=dist.group.WORLD))
+    model(torch.arange(4)[None])[0].sum().backward()
+    raises(ValueError, "gradient of 0.weight is sparse", ringattn.sync_gradients, model, dist.group.WORLD)
+
+
+@check
 def a_hook_on_construction_synchronises_by_itself():
     ring = build(group=dist.group.WORLD, sync_gradients=True)
     x, weight = (shard(y, "contiguous") for y in data())
@@ -357,6 +366,20 @@ def padding_masks_of_shards_are_joined_to_a_global_range():
     out, _ = ring(*[shard(x, "contiguous")] * 3, key_padding_mask=shard(mask, "contiguous"), is_causal=True)
     alone, _ = build()(x, x, x, key_padding_mask=mask, is_causal=True)
     close(out, shard(alone, "contiguous"))
+
+
+@check
+def a_padding_mask_that_is_wrong_or_missing_on_one_rank_is_named_on_every_rank():
+    ring, first = build(group=dist.group.WORLD), dist.get_rank() == 0
+    x = shard(data()[0], "contiguous")
+    padding = torch.zeros(x.shape[:2], dtype=x.dtype)
+    for other in ("query, key, value", "attention"):  # the first call of a module compares its inputs
+        match = f"rank 0 is at key_padding_mask and rank 1 at {other}"
+        raises(RuntimeError, match, ring, x, key_padding_mask=padding if first else None)
+        ring(x)
+    wrong = padding + 0.5 if first else padding
+    raises(ValueError if first else RuntimeError, "key_padding_mask adds numbers", ring, x, key_padding_mask=wrong)
+    compare(is_causal=True)  # the group is not broken
 
 
 @check
