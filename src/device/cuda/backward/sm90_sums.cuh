@@ -106,13 +106,12 @@ template <int R> __device__ __forceinline__ bool all_finite(const float (&o)[R])
 /* Parts of dQ from an owner's buffers in shared memory to their sums, each when it is this tile's turn. By a whole warp, of
  * which one thread adds. What takes memory a while to answer is done while a part is being added: asking for the next turn,
  * and, where the next part is there already, adding that. But before it waits for others, this warp tells what it has added. A
- * buffer is free when it has been read; but of two, tiles that walk down together had better wait until its sums are there
- * (measured, up to 3 %). */
+ * single buffer is free when it has been read. (Of two, a tile that got them as early was up to 6 % slower.) */
 template <class S>
 __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int owner, const unsigned char *dq,
                                               BackBarriers<S> &bars) {
     const uint32_t pieces = S::APART ? 1 : S::pieces(owner); /* of a block: 1 or 2 */
-    const bool early = S::DQ_BUFFERS == 1 || !back.down;     /* whether a buffer is free when it has been read */
+    constexpr bool EARLY = S::DQ_BUFFERS == 1;
     uint32_t number = 0;      /* parts */
     uint32_t *told = nullptr; /* the counter of the part before, if others are still to be told of it, */
     uint32_t tells = 0;       /* and what to tell */
@@ -124,7 +123,7 @@ __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int owner,
     auto tell = [&](auto wait) {
         if (!told) return;
         wait();
-        if (!early) mbarrier_arrive(held);
+        if (!EARLY) mbarrier_arrive(held);
         fence_gpu();
         store_relaxed(told, tells);
         told = nullptr;
@@ -154,7 +153,7 @@ __device__ __forceinline__ void add_back_sums(const BackTmaJob &back, int owner,
             clear = load_acquire_shared(&after.number) == turn + 1 && after.order > 0 &&
                     load_acquire(back.turns + word_of(after, 0)) >= (uint32_t)after.order;
         }
-        if (early) {
+        if (EARLY) {
             bulk_wait_read();
             mbarrier_arrive(empty);
         }
