@@ -141,7 +141,7 @@ static ra_transfer *next_transfer(ra_call *call) {
 
 static ra_status receive(ra_call *call, int peer, char *frame, int64_t payload, const ra_maker *maker) {
     ra_comm *comm = call->comm;
-    if (call->lane) return ra_lane_recv(call, peer, frame, payload, maker);
+    if (call->lane) return ra_lane_recv(call, peer, frame, payload, maker, maker ? RA_CARGO_KV : RA_CARGO_OTHER);
     return ra_link_recv_or_make(comm->link, peer, comm->received[peer]++, call->step, frame, payload, maker,
                                 next_transfer(call));
 }
@@ -156,10 +156,18 @@ ra_status ra_call_recv_kv(ra_call *call, int peer, char *frame, int64_t payload,
     return receive(call, peer, frame, payload, &(ra_maker){ra_make_pieces, &made});
 }
 
-ra_status ra_call_send(ra_call *call, int peer, char *frame, int64_t payload) {
+static ra_status send(ra_call *call, int peer, char *frame, int64_t payload, ra_cargo cargo) {
     ra_comm *comm = call->comm;
-    if (call->lane) return ra_lane_send(call, peer, frame, payload);
+    if (call->lane) return ra_lane_send(call, peer, frame, payload, cargo);
     return ra_link_send(comm->link, peer, comm->sent[peer]++, call->step, frame, payload, next_transfer(call));
+}
+
+ra_status ra_call_send(ra_call *call, int peer, char *frame, int64_t payload) {
+    return send(call, peer, frame, payload, RA_CARGO_OTHER);
+}
+
+ra_status ra_call_pass_on(ra_call *call, int peer, char *frame, int64_t payload) {
+    return send(call, peer, frame, payload, RA_CARGO_KV);
 }
 
 ra_status ra_call_wait(ra_call *call) {

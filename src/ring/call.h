@@ -48,6 +48,8 @@ ra_status ra_call_recv(ra_call *call, int peer, char *frame, int64_t payload);
 /* The same for pieces of K and V, which are made where there is no peer to send them. */
 ra_status ra_call_recv_kv(ra_call *call, int peer, char *frame, int64_t payload, const ra_piece *pieces, int64_t count);
 ra_status ra_call_send(ra_call *call, int peer, char *frame, int64_t payload);
+/* The same for K and V that came in the step before and go on: what the call computes meanwhile may still be under way. */
+ra_status ra_call_pass_on(ra_call *call, int peer, char *frame, int64_t payload);
 /* Waits for all messages of this step. */
 ra_status ra_call_wait(ra_call *call);
 

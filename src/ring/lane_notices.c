@@ -83,20 +83,36 @@ void ra_notices_count(ra_call *call) {
     }
 }
 
+/* Copies what came, cargo by cargo. *last: the moment when all of it has; NULL: nothing came. */
+static ra_status copy_all(ra_call *call, void **last) {
+    ra_lane *lane = call->lane;
+    ra_parcel *parcels = call->entry->parcels;
+    *last = NULL;
+    for (ra_cargo cargo = 0; cargo < RA_CARGO_COUNT; cargo++) {
+        bool any = false;
+        for (ra_parcel *p = parcels; p < parcels + call->transfer_count; p++) {
+            if (!p->receiving || p->cargo != cargo) continue;
+            RA_TRY(copy_noticed(call, p));
+            any = true;
+        }
+        if (!any) continue;
+        void **moment = ra_lane_came(lane, parcels->step, cargo);
+        RA_TRY(lane->copies->record(&lane->queue, moment));
+        *last = *moment;
+    }
+    return RA_OK;
+}
+
 ra_status ra_notices_wait(ra_call *call) {
     ra_lane *lane = call->lane;
     const int64_t parcels = call->transfer_count;
-    bool receives = false;
+    void *last;
     RA_TRY(ra_link_wait(call->comm->link, call->entry->transfers, parcels, call->phase));
-    for (ra_parcel *p = call->entry->parcels; p < call->entry->parcels + parcels; p++) {
-        if (!p->receiving) continue;
-        RA_TRY(copy_noticed(call, p));
-        receives = true;
-    }
-    if (receives) RA_TRY(lane->copies->record(&lane->queue, &lane->in));
+    RA_TRY(copy_all(call, &last));
+    if (lane->ops->settle) RA_TRY(lane->copies->record(&lane->queue, &lane->in));
     RA_TRY(ra_notices_post_receipts(call));
     RA_TRY(ra_link_wait(call->comm->link, call->entry->receipts, parcels, call->phase));
-    if (receives) RA_TRY(lane->copies->wait(&call->queue, lane->in));
+    if (last) RA_TRY(lane->copies->wait(&call->queue, last));
     for (int64_t i = 0; i < parcels; i++) {
         ra_parcel *p = &call->entry->parcels[i];
         const ra_note receipt = read_note(p->receipt);

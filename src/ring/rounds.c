@@ -37,7 +37,8 @@ static ra_status send_kv(ra_pass *pass, int32_t hop) {
             RA_TRY(ra_pack_piece(pass, &message->pieces[j], packed));
             packed += ra_rows_bytes(&pass->call, &message->pieces[j]);
         }
-        RA_TRY(ra_call_send(&pass->call, ra_message_rank(message, 1), frame, payload));
+        const int next = ra_message_rank(message, 1);
+        RA_TRY((hop > 0 ? ra_call_pass_on : ra_call_send)(&pass->call, next, frame, payload));
     }
     return RA_OK;
 }
