@@ -99,7 +99,7 @@ typedef struct ra_copy_ops {
     ra_status (*current)(int *number);
     ra_status (*reach)(int number);
     const ra_memory *pinned; /* host memory to and from which copies are asynchronous */
-    /* A queue of its own, beside the calls'. */
+    /* A queue of its own, beside the calls'. Where the device has to choose, its work goes first. */
     ra_status (*open)(ra_queue *queue);
     void (*close)(ra_queue *queue);
     ra_status (*copy)(const ra_queue *queue, void *to, const void *from, int64_t bytes);

@@ -142,9 +142,9 @@ static void add_channel_bound(const ra_route *route, int32_t hops, const channel
         for (int down = 0; down < 2; down++) {
             by_hop[h].kv_bytes[0] += framed(sums[h].kv[down], size);
             by_hop[h].grad_bytes[0] += framed(sums[h].chain[down], grad) + framed(sums[h].last[down], grad);
-            by_hop[h].grad_in_bytes += framed(sums[h].in[down], grad);
+            by_hop[h].added_bytes += framed(sums[h].in[down], grad);
             int64_t arrives = h < hops ? h + 1 : 0; /* the step after the last is the first of the next bucket */
-            by_hop[arrives].grad_in_bytes += framed(sums[h].home[down], grad);
+            by_hop[arrives].home_bytes[0] += framed(sums[h].home[down], grad);
         }
         by_hop[h].step_items += sums[h].items;
     }
@@ -187,12 +187,12 @@ bool ra_message_bound(ra_arena *arena, const ra_route *route, const ra_own_chann
     int64_t longest = 0;
     for (int64_t i = 0; i < own_count; i++) longest = ra_max(longest, own[i].channel->member_count);
     channel_bound *sums = ra_arena_take(arena, longest, sizeof *sums);
-    ra_message_bounds *by_hop = ra_arena_take(arena, longest, sizeof *by_hop);
+    ra_message_bounds *by_hop = ra_arena_take(arena, longest + 1, sizeof *by_hop);
     if (arena->failed) return false;
     for (int64_t begin = 0, end; begin < own_count; begin = end) { /* the channels of one round */
         int32_t round = own[begin].channel->round, hops = route->rounds[round].hops;
-        if (hops >= longest) hops = (int32_t)longest - 1; /* no channel of this rank goes further */
-        memset(by_hop, 0, (size_t)longest * sizeof *by_hop);
+        if (hops > longest) hops = (int32_t)longest; /* no channel of this rank goes further; then its gradients come home */
+        memset(by_hop, 0, (size_t)(longest + 1) * sizeof *by_hop);
         for (end = begin; end < own_count && own[end].channel->round == round; end++) {
             const ra_channel *channel = own[end].channel;
             memset(sums, 0, (size_t)channel->member_count * sizeof *sums);
@@ -203,7 +203,11 @@ bool ra_message_bound(ra_arena *arena, const ra_route *route, const ra_own_chann
         for (int32_t h = 0; h <= hops; h++) {
             most->kv_bytes[0] = most->kv_bytes[1] = ra_max(most->kv_bytes[0], by_hop[h].kv_bytes[0]);
             most->grad_bytes[0] = most->grad_bytes[1] = ra_max(most->grad_bytes[0], by_hop[h].grad_bytes[0]);
-            most->grad_in_bytes = ra_max(most->grad_in_bytes, by_hop[h].grad_in_bytes);
+            const int64_t home = by_hop[h].home_bytes[0];
+            int64_t *homes = &most->home_bytes[h == 0 ? 0 : 1 + h % 2];
+            most->grad_in_bytes = ra_max(most->grad_in_bytes, by_hop[h].added_bytes + home);
+            most->added_bytes = ra_max(most->added_bytes, by_hop[h].added_bytes);
+            *homes = ra_max(*homes, home);
             most->step_items = ra_max(most->step_items, by_hop[h].step_items);
         }
         most->transfers = ra_max(most->transfers, 16 * (end - begin));

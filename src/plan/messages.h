@@ -52,7 +52,9 @@ ra_tensor ra_packed_view(const ra_route *route, const ra_piece *piece, char *pac
 typedef struct ra_message_bounds {
     int64_t kv_bytes[2];   /* buffers for K and V: of this hop and the next (ring), in and out (gather) */
     int64_t grad_bytes[2]; /* for dK and dV of what is computed here: in this step and the one before (ring) */
-    int64_t grad_in_bytes; /* for dK and dV that arrive */
+    int64_t grad_in_bytes; /* for dK and dV that arrive in a step, */
+    int64_t added_bytes;   /* of which these are added to what is computed here, */
+    int64_t home_bytes[3]; /* and these come home: at hop 0, at other even hops, at odd ones */
     int64_t step_items;    /* items of one step */
     int64_t transfers;     /* messages posted in one step, forward or backward */
 } ra_message_bounds;

@@ -33,7 +33,8 @@ typedef struct ra_workspace {
     int64_t state;            /* the device's: running states, sums of gradients */
     int64_t scratch;          /* the kernel's */
     int64_t kv[2];            /* messages of K and V: ring: of this hop and the next; gather: in and out */
-    int64_t grad[2], grad_in; /* messages of dK and dV: computed here, arriving */
+    int64_t grad[3], grad_in; /* messages of dK and dV: computed here, arriving */
+    int64_t grad_home[2];     /* those that come home at even and odd hops, where they have room of their own */
     int64_t queries[2];       /* offload: two blocks of each tensor of queries; kv and grad have two of K and V, and of sums */
     int64_t travelling;       /* replicated queries: one message of the state, or of dq; there are two */
     int64_t total;

@@ -153,8 +153,15 @@ ra_workspace ra_workspace_of(const ra_config *c, const ra_view *view, const ra_k
         w.grad[0] = view->bounds.grad_bytes[0];
         w.grad[1] = view->bounds.grad_bytes[1];
         w.grad_in = view->bounds.grad_in_bytes;
+        if (device->copies && w.grad[1] > 0) { /* the ring lets messages be late (ring/gradients.c) */
+            const int64_t *home = view->bounds.home_bytes;
+            for (int i = 0; i < 3; i++) w.grad[i] = ra_max(view->bounds.grad_bytes[1], home[0]);
+            w.grad_in = view->bounds.added_bytes;
+            for (int i = 0; i < 2; i++) w.grad_home[i] = home[1 + i];
+        }
     }
-    int64_t parts[] = {w.state, w.scratch, w.kv[0], w.kv[1], w.grad[0], w.grad[1], w.grad_in, w.travelling, w.travelling};
+    int64_t parts[] = {w.state,   w.scratch, w.kv[0],        w.kv[1],        w.grad[0],    w.grad[1],
+                       w.grad[2], w.grad_in, w.grad_home[0], w.grad_home[1], w.travelling, w.travelling};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) w.total += ra_round_up(parts[i], 64);
     return w;
 }

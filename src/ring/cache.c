@@ -53,8 +53,8 @@ static void bound_cache(ra_comm *comm) {
 /* Lists of messages, items and transfers of the largest step. */
 static void make_room(ra_entry *entry) {
     const ra_view *view = &entry->plan.view;
-    ra_messages *lists[] = {&entry->held, &entry->coming, &entry->previous, &entry->home};
-    for (int i = 0; i < 4; i++) ra_messages_create(&entry->arena, view->own, view->own_count, lists[i]);
+    ra_messages *lists[] = {&entry->held, &entry->coming, &entry->previous, &entry->home, &entry->late_home};
+    for (int i = 0; i < 5; i++) ra_messages_create(&entry->arena, view->own, view->own_count, lists[i]);
     const ra_blocks *blocks = entry->plan.blocks;
     const int64_t items = ra_max(view->local_items + view->bounds.step_items, ra_max(blocks[0].items, blocks[1].items));
     entry->items = ra_arena_take(&entry->arena, items + 1, sizeof(ra_item));
@@ -63,6 +63,7 @@ static void make_room(ra_entry *entry) {
     entry->transfers = ra_arena_take(&entry->arena, messages, sizeof(ra_transfer));
     if (!entry->plan.kernel->device->copies || view->ranks == 1) return;
     entry->parcels = ra_arena_take(&entry->arena, messages, sizeof(ra_parcel));
+    entry->late = ra_arena_take(&entry->arena, messages, sizeof(struct ra_late));
     entry->receipts = ra_arena_take(&entry->arena, messages, sizeof(ra_transfer));
     entry->exchange = ra_arena_take(&entry->arena, messages, sizeof(ra_net_message));
 }

@@ -15,14 +15,16 @@ typedef struct ra_entry {
     char *key;                       /* the configuration as text */
     int64_t key_bytes, shared_bytes; /* the first shared_bytes are what all ranks agree on */
     uint64_t digest;                 /* of those, and of what was chosen */
-    /* What steps reuse: messages that are here now, that come next, that were here before, that came home. */
-    ra_messages held, coming, previous, home;
+    /* What steps reuse: messages that are here now, that come next, that were here before, that come home now and that did in
+     * the step before. */
+    ra_messages held, coming, previous, home, late_home;
     ra_item *items;         /* of a step */
     ra_transfer *transfers; /* posted in a step */
     int64_t transfers_most;
     int64_t frames_most[2]; /* bytes of the frames of the rank that has most of them, forward and backward */
     struct ra_parcel *parcels; /* the same, where there is a lane (lane.h), */
     ra_transfer *receipts;     /* their receipts, */
+    struct ra_late *late;      /* those of the step before that are late, */
     struct ra_net_message *exchange; /* and what one exchange of them is made of (lane_nccl.c) */
     int32_t *met;           /* offload, backward: blocks of queries that the keys of each block have met so far */
     ra_stats_data stats;    /* of the latest call */

@@ -139,30 +139,47 @@ static ra_transfer *next_transfer(ra_call *call) {
     return &call->entry->transfers[call->transfer_count++];
 }
 
-static ra_status receive(ra_call *call, int peer, char *frame, int64_t payload, const ra_maker *maker) {
+static ra_status receive(ra_call *call, int peer, char *frame, int64_t payload, const ra_maker *maker, ra_cargo cargo) {
     ra_comm *comm = call->comm;
-    if (call->lane) return ra_lane_recv(call, peer, frame, payload, maker);
+    if (call->lane) return ra_lane_recv(call, peer, frame, payload, maker, cargo);
     return ra_link_recv_or_make(comm->link, peer, comm->received[peer]++, call->step, frame, payload, maker,
                                 next_transfer(call));
 }
 
 ra_status ra_call_recv(ra_call *call, int peer, char *frame, int64_t payload) {
-    return receive(call, peer, frame, payload, NULL);
+    return receive(call, peer, frame, payload, NULL, RA_CARGO_OTHER);
+}
+
+ra_status ra_call_recv_late(ra_call *call, int peer, char *frame, int64_t payload) {
+    return receive(call, peer, frame, payload, NULL, RA_CARGO_LATE);
 }
 
 ra_status ra_call_recv_kv(ra_call *call, int peer, char *frame, int64_t payload, const ra_piece *pieces, int64_t count) {
     const ra_queue *queue = call->lane ? &call->lane->queue : &call->queue;
     ra_made_pieces made = {&call->plan->route, pieces, count, call->comm, call->device, queue};
-    return receive(call, peer, frame, payload, &(ra_maker){ra_make_pieces, &made});
+    return receive(call, peer, frame, payload, &(ra_maker){ra_make_pieces, &made}, RA_CARGO_KV);
 }
 
-ra_status ra_call_send(ra_call *call, int peer, char *frame, int64_t payload) {
+static ra_status send(ra_call *call, int peer, char *frame, int64_t payload, ra_cargo cargo) {
     ra_comm *comm = call->comm;
-    if (call->lane) return ra_lane_send(call, peer, frame, payload);
+    if (call->lane) return ra_lane_send(call, peer, frame, payload, cargo);
     return ra_link_send(comm->link, peer, comm->sent[peer]++, call->step, frame, payload, next_transfer(call));
 }
 
+ra_status ra_call_send(ra_call *call, int peer, char *frame, int64_t payload) {
+    return send(call, peer, frame, payload, RA_CARGO_OTHER);
+}
+
+ra_status ra_call_pass_on(ra_call *call, int peer, char *frame, int64_t payload) {
+    return send(call, peer, frame, payload, RA_CARGO_KV);
+}
+
+ra_status ra_call_send_late(ra_call *call, int peer, char *frame, int64_t payload) {
+    return send(call, peer, frame, payload, RA_CARGO_LATE);
+}
+
 ra_status ra_call_wait(ra_call *call) {
+    if (call->lane) RA_TRY(ra_lane_catch_up(call));
     if (call->transfer_count == 0) return RA_OK;
     ra_transfer *transfers = call->entry->transfers;
     double begin = ra_seconds();

@@ -25,6 +25,8 @@ typedef struct ra_call {
     int64_t transfer_count; /* posted in this step, */
     double posted;          /* the first of them at this time */
     bool packed;            /* rows for a message, since the lane was told to follow (ra_lane_follow) */
+    int64_t late_count;     /* late messages that the step before sent (lane_notices.c), */
+    void *late;             /* and the moment when the late ones that it received have come; NULL: there are none */
     int64_t item_count;     /* of this step */
     bool dropped;           /* the link broke while something was computed: the rest of it was left out */
     ra_link_counts counts;  /* of the link, at the start */
@@ -48,7 +50,13 @@ ra_status ra_call_recv(ra_call *call, int peer, char *frame, int64_t payload);
 /* The same for pieces of K and V, which are made where there is no peer to send them. */
 ra_status ra_call_recv_kv(ra_call *call, int peer, char *frame, int64_t payload, const ra_piece *pieces, int64_t count);
 ra_status ra_call_send(ra_call *call, int peer, char *frame, int64_t payload);
-/* Waits for all messages of this step. */
+/* The same for K and V that came in the step before and go on: what the call computes meanwhile may still be under way. */
+ra_status ra_call_pass_on(ra_call *call, int peer, char *frame, int64_t payload);
+/* The same for messages that may take longer: what comes may be read, and what was sent may be overwritten, only after the next
+ * step's ra_call_wait. */
+ra_status ra_call_recv_late(ra_call *call, int peer, char *frame, int64_t payload);
+ra_status ra_call_send_late(ra_call *call, int peer, char *frame, int64_t payload);
+/* Waits for all messages of this step, and late ones of the step before. */
 ra_status ra_call_wait(ra_call *call);
 
 /* The step's items are computed: they took from `start` until now. */

@@ -4,7 +4,12 @@
  *     then        local += in                  local becomes out
  *
  * and from the last consumer straight home, where they are added to what home computed itself. The order of all sums is that of
- * the plan, never that of arrival. */
+ * the plan, never that of arrival.
+ *
+ * Where a lane carries them beside the steps, messages may be late (ra_call_recv_late): what comes home has a step more to
+ * come, and room of its own. So has all that is sent; its frame rests for a step before it is computed in again:
+ *
+ *     step h: compute -> F0      h + 1: F0 -> next member, or home      h + 2: F0 rests      h + 3: compute -> F0 */
 #include "core/dtype.h"
 #include "core/status.h"
 #include "ring/rounds.h"
@@ -34,12 +39,14 @@ static frames frames_at(const ra_pass *pass, const ra_message *message, int32_t 
 
 ra_gradients *ra_gradients_open(ra_pass *pass, ra_gradients *g) {
     *g = (ra_gradients){.local = pass->grads[0], .out = pass->grads[1]};
+    if (pass->grads_home[0]) g->resting = pass->grads[2];
     return g;
 }
 
 /* Gradients of what is held now, as far as the members before computed them, then those of own buckets that come home. */
 ra_status ra_gradients_receive(ra_pass *pass, ra_gradients *g, const ra_round_of *round, int64_t bucket, int32_t hop) {
     ra_entry *entry = pass->call.entry;
+    g->late = g->resting && bucket < round->round->buckets; /* nothing is computed in the last step: no time for it */
     g->finished_hops = hop >= 2 ? hop - 1 : (hop == 0 && bucket > 0 ? round->round->hops : 0);
     if (g->finished_hops > 0)
         ra_messages_list(&pass->call.plan->route, round->own, round->own_count, hop >= 2 ? bucket : bucket - 1, 0, false,
@@ -51,10 +58,13 @@ ra_status ra_gradients_receive(ra_pass *pass, ra_gradients *g, const ra_round_of
         if (payload > 0) RA_TRY(ra_call_recv(&pass->call, ra_message_rank(message, -1), at, payload));
         at += ra_frame_bytes_if_any(payload);
     }
+    if (g->resting) at = hop == 0 ? g->local : pass->grads_home[hop % 2]; /* at hop 0 nothing is computed there */
+    g->home = at;
     for (int64_t i = 0; g->finished_hops > 0 && i < entry->home.count; i++) {
         const ra_message *message = &entry->home.list[i];
         int64_t payload = grad_payload(pass, message, g->finished_hops, true);
-        if (payload > 0) RA_TRY(ra_call_recv(&pass->call, ra_message_rank(message, g->finished_hops), at, payload));
+        const int peer = ra_message_rank(message, g->finished_hops);
+        if (payload > 0) RA_TRY((g->late ? ra_call_recv_late : ra_call_recv)(&pass->call, peer, at, payload));
         at += ra_frame_bytes_if_any(payload);
     }
     return RA_OK;
@@ -70,7 +80,7 @@ ra_status ra_gradients_send(ra_pass *pass, ra_gradients *g) {
             frames f = frames_at(pass, message, g->out_hop, at);
             int64_t payload = grad_payload(pass, message, g->out_hop, home);
             int peer = home ? message->own->channel->members[message->source] : ra_message_rank(message, 1);
-            if (payload > 0) RA_TRY(ra_call_send(&pass->call, peer, f.at[home], payload));
+            if (payload > 0) RA_TRY((g->late ? ra_call_send_late : ra_call_send)(&pass->call, peer, f.at[home], payload));
             at += f.bytes;
         }
     }
@@ -101,7 +111,8 @@ ra_status ra_gradients_items(ra_pass *pass, ra_gradients *g, int32_t hop) {
     return RA_OK;
 }
 
-ra_status ra_gradients_add(ra_pass *pass, ra_gradients *g, int32_t hop) {
+/* To what was computed here, those of the members before. */
+static ra_status add_chains(ra_pass *pass, const ra_gradients *g, int32_t hop) {
     const ra_call *call = &pass->call;
     const ra_dtype dtype = call->plan->config.dtype;
     char *in = pass->grads_in, *at = g->local;
@@ -123,19 +134,44 @@ ra_status ra_gradients_add(ra_pass *pass, ra_gradients *g, int32_t hop) {
         in += ra_frame_bytes_if_any(grad_payload(pass, message, hop - 1, false));
         at += f.bytes;
     }
-    for (int64_t i = 0; g->finished_hops > 0 && i < call->entry->home.count; i++) {
-        const ra_message *message = &call->entry->home.list[i];
+    return RA_OK;
+}
+
+static ra_status add_home(ra_pass *pass, const ra_messages *home, int32_t hops, char *in) {
+    for (int64_t i = 0; hops > 0 && i < home->count; i++) {
+        const ra_message *message = &home->list[i];
         char *came = ra_frame_payload(in);
         for (int64_t j = 0; j < message->count; j++) {
             const ra_piece *piece = &message->pieces[j];
-            if (!has_grads(piece, g->finished_hops, true)) continue;
+            if (!has_grads(piece, hops, true)) continue;
             RA_TRY(ra_add_piece_home(pass, piece, came));
-            came += ra_sums_bytes(call, piece);
+            came += ra_sums_bytes(&pass->call, piece);
         }
-        in += ra_frame_bytes_if_any(grad_payload(pass, message, g->finished_hops, true));
+        in += ra_frame_bytes_if_any(grad_payload(pass, message, hops, true));
     }
+    return RA_OK;
+}
+
+/* What comes home now is added in the next step. */
+static void keep_home(ra_pass *pass, ra_gradients *g) {
+    ra_entry *entry = pass->call.entry;
+    const ra_messages came = entry->home;
+    entry->home = entry->late_home;
+    entry->late_home = came;
+    g->late_home = g->home;
+    g->late_hops = g->finished_hops;
+}
+
+ra_status ra_gradients_add(ra_pass *pass, ra_gradients *g, int32_t hop) {
+    const ra_entry *entry = pass->call.entry;
     char *local = g->local;
-    g->local = g->out;
+    RA_TRY(add_chains(pass, g, hop));
+    RA_TRY(add_home(pass, &entry->late_home, g->late_hops, g->late_home));
+    g->late_hops = 0;
+    if (g->late) keep_home(pass, g);
+    else RA_TRY(add_home(pass, &entry->home, g->finished_hops, g->home));
+    g->local = g->resting ? g->resting : g->out;
+    if (g->resting) g->resting = g->out;
     g->out = local;
     g->out_hop = hop;
     return RA_OK;

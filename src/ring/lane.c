@@ -19,6 +19,8 @@ const char *ra_lane_wish(void) {
 
 /* ------------------------------------------------------------------------------------------------- ranks of one process */
 
+enum { TOLD = 1 + 2 * RA_CARGO_COUNT }; /* moments of a rank that peers are told of */
+
 struct ra_together {
     pthread_mutex_t mutex;
     int64_t bytes; /* of this */
@@ -26,11 +28,11 @@ struct ra_together {
     bool staged;   /* all the same */
     int count;
     const ra_copy_ops *copies;
-    void *moments[]; /* that peers were told of: two a rank */
+    void *moments[]; /* that peers were told of */
 };
 
 ra_status ra_together_create(ra_comm **comms, int ranks) {
-    const int64_t bytes = (int64_t)sizeof(ra_together) + 2 * ranks * (int64_t)sizeof(void *);
+    const int64_t bytes = (int64_t)sizeof(ra_together) + TOLD * ranks * (int64_t)sizeof(void *);
     ra_together *together = ra_calloc(bytes);
     if (!together) return ra_fail(RA_NOMEM, "no memory for %d ranks", ranks);
     pthread_mutex_init(&together->mutex, NULL);
@@ -63,18 +65,19 @@ static void settle(ra_lane *lane) {
     lane->copying = false;
 }
 
-/* Its moments `computed` and `in` are left to peers, if they may have been told of them. False: the device is stuck, and memory
- * that it may use is never freed, for that would wait for it. */
+/* Its moments `computed` and `came` are left to peers, if they may have been told of them. False: the device is stuck, and
+ * memory that it may use is never freed, for that would wait for it. */
 static bool close_lane(ra_lane *lane, ra_together *together) {
     ra_ipc_close(lane->ipc);
     if (!lane->stuck && !ra_nccl_close(lane->nccl)) lane->stuck = lane->nccl;
     if (lane->stuck) return false;
     settle(lane);
     ra_brake_close(lane->brake, &lane->queue);
-    void *moments[] = {lane->out, lane->computed, lane->in};
-    for (int i = 0; i < (together ? 1 : 3); i++)
+    void *moments[2 + TOLD] = {lane->out, lane->in, lane->computed};
+    memcpy(&moments[3], lane->came, sizeof lane->came);
+    for (int i = 0; i < (together ? 2 : 2 + TOLD); i++)
         if (moments[i]) lane->copies->forget(moments[i]);
-    if (together) leave(together, lane->copies, &moments[1], 2);
+    if (together) leave(together, lane->copies, &moments[2], TOLD);
     if (lane->queue.stream) lane->copies->close(&lane->queue);
     ra_pool_destroy(lane->staging);
     ra_free(lane, sizeof *lane);
@@ -238,13 +241,14 @@ static ra_parcel *next_parcel(ra_call *call, const ra_parcel *wanted) {
 
 /* All messages of a step are posted before what it computes, and copies need not wait for that. So the lane follows at the
  * first of them, and again when one was packed. */
-ra_status ra_lane_recv(ra_call *call, int peer, char *frame, int64_t payload, const ra_maker *maker) {
+ra_status ra_lane_recv(ra_call *call, int peer, char *frame, int64_t payload, const ra_maker *maker, ra_cargo cargo) {
     if (call->transfer_count == 0) RA_TRY(ra_lane_follow(call));
-    const ra_parcel wanted = {.frame = frame, .payload = payload, .peer = peer, .receiving = true};
+    const ra_parcel wanted = {.frame = frame, .payload = payload, .peer = peer, .receiving = true, .cargo = cargo};
     return call->lane->ops->recv(call, next_parcel(call, &wanted), maker);
 }
 
-ra_status ra_lane_send(ra_call *call, int peer, char *frame, int64_t payload) {
+ra_status ra_lane_send(ra_call *call, int peer, char *frame, int64_t payload, ra_cargo cargo) {
     if (call->transfer_count == 0 || call->packed) RA_TRY(ra_lane_follow(call));
-    return call->lane->ops->send(call, next_parcel(call, &(ra_parcel){.frame = frame, .payload = payload, .peer = peer}));
+    const ra_parcel wanted = {.frame = frame, .payload = payload, .peer = peer, .cargo = cargo};
+    return call->lane->ops->send(call, next_parcel(call, &wanted));
 }

@@ -12,7 +12,9 @@
  *     lane           wait | copy out  ...  copy what came  |
  *
  * When a message is posted, the lane waits for what the call was given so far; when the messages of a step have come, the call
- * waits for the lane. Hosts meet over the link, which finds lost and disagreeing ranks, and no queue ever waits for work that
+ * waits for the lane. K and V that go on wait for no call: a rank with much to do in a step does not hold up the others, who
+ * may have them from the moment when they came here. And the call does not wait for gradients that come home or go on until a
+ * step later. Hosts meet over the link, which finds lost and disagreeing ranks, and no queue ever waits for work that
  * has not been enqueued: no order of calls can deadlock devices.
  *
  * Where the link reaches the device's memory there is no lane. */
@@ -22,12 +24,17 @@
 #include "core/frame.h"
 #include "ring/call.h"
 
+/* What a message of a step holds, in the order in which a lane brings it: K and V, which came in the step before if they are
+ * sent; what is late (ra_call_recv_late); anything else. */
+typedef enum ra_cargo { RA_CARGO_KV, RA_CARGO_OTHER, RA_CARGO_LATE, RA_CARGO_COUNT } ra_cargo;
+
 /* A message of a step. */
 struct ra_parcel {
     char *frame; /* in the device's memory */
     int64_t payload, step;
     int32_t peer;
     bool receiving;
+    ra_cargo cargo;
     char *notice, *receipt; /* direct, ipc, nccl: frames of what goes over the link in its place (lane_notices.c) */
 };
 
@@ -41,6 +48,12 @@ typedef struct ra_note {
     int64_t offset;      /* ipc: where it lies in the sender's window, */
     uint64_t number;     /* and the counter's number that is reached then */
 } ra_note;
+
+/* A late message that was sent, and what the receiver said. */
+struct ra_late {
+    ra_parcel parcel;
+    ra_note receipt;
+};
 
 /* How a kind of lane moves the messages of a step; each message is a parcel of the call. */
 typedef struct ra_lane_ops {
@@ -83,6 +96,7 @@ struct ra_lane {
     const ra_lane_ops *ops; /* of this call */
     ra_queue queue;
     void *computed; /* moment of a call: all that it was given when it posted a message */
+    void *came[2][RA_CARGO_COUNT]; /* lanes of notices: of the lane, by step (even, odd) and cargo: it has come */
     void *out, *in; /* moments of the lane: copies out of the device's memory (ipc: a call's latest wait; nccl: an exchange is
                      * about to begin), and into it */
     bool copying;   /* staged: copies to the device read frames until `in` */
@@ -126,8 +140,14 @@ ra_status ra_lane_settle(ra_call *call);
 /* False: the workspace must never serve another call. `cancelled`: the link has let go of all buffers. */
 bool ra_lane_end(ra_call *call, ra_status status, bool cancelled);
 
-ra_status ra_lane_recv(ra_call *call, int peer, char *frame, int64_t payload, const ra_maker *maker);
-ra_status ra_lane_send(ra_call *call, int peer, char *frame, int64_t payload);
+ra_status ra_lane_recv(ra_call *call, int peer, char *frame, int64_t payload, const ra_maker *maker, ra_cargo cargo);
+ra_status ra_lane_send(ra_call *call, int peer, char *frame, int64_t payload, ra_cargo cargo);
+
+/* The call waits for what was late in the step before. */
+ra_status ra_lane_catch_up(ra_call *call);
+
+/* The lane's moment when all of a cargo had come in a step. */
+static inline void **ra_lane_came(ra_lane *lane, int64_t step, ra_cargo cargo) { return &lane->came[step & 1][cargo]; }
 
 /* For all kinds. follow: the lane's next copies run after what the call was given so far. await: the host waits for a moment,
  * and polls the link meanwhile. hears_verdict: something is wrong, and the link will say what, if a rank is lost or has given

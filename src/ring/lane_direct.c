@@ -1,14 +1,16 @@
 /* Direct: ranks of one process. A note holds the address of a payload, and a moment.
  *
  * A moment is recorded again only in a later step. By then every wait for it has been enqueued; one that comes later waits for
- * more than it needs, which does no harm. A peer may hear of a moment after its rank has left, so moments are freed with the
- * last rank. If a call fails, a peer may have notice of memory and copy from it at any time: that is kept for ever. */
+ * more than it needs, which does no harm: all that it waits for has been enqueued. A peer may hear of a moment after its rank
+ * has left, so moments are freed with the last rank. If a call fails, a peer may have notice of memory and copy from it at any
+ * time: that is kept for ever. */
 #include "core/status.h"
 #include "ring/lane.h"
 
 static ra_status direct_announce(ra_call *call, const ra_parcel *parcel, ra_note *notice) {
     notice->payload = ra_frame_payload(parcel->frame);
-    notice->moment = call->lane->computed;
+    notice->moment = parcel->cargo == RA_CARGO_KV ? *ra_lane_came(call->lane, parcel->step - 1, RA_CARGO_KV)
+                                                  : call->lane->computed;
     notice->owner = call->device->owner(&call->queue);
     notice->place = call->comm->place;
     return RA_OK;
@@ -33,8 +35,7 @@ static ra_status direct_find(ra_call *call, const ra_parcel *parcel, const ra_no
 }
 
 static ra_status direct_acknowledge(ra_call *call, const ra_parcel *parcel, ra_note *receipt) {
-    (void)parcel;
-    receipt->moment = call->lane->in;
+    receipt->moment = *ra_lane_came(call->lane, parcel->step, parcel->cargo);
     return RA_OK;
 }
 

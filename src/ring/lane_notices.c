@@ -5,6 +5,7 @@
  *     sender     computed ---------- notice --.                       .-- receipt -> call waits
  *     receiver                                 `-> lane waits, copies -'             call waits
  *
+ * Where a message is late the call waits a step later. For hosts no message is: they have its receipt in the same step.
  * Kinds differ in how they say where and when. */
 #include <inttypes.h>
 #include <string.h>
@@ -83,25 +84,60 @@ void ra_notices_count(ra_call *call) {
     }
 }
 
+/* Copies what came, cargo by cargo. *last: the moment when all of it has that the call waits for now; NULL: nothing is. */
+static ra_status copy_all(ra_call *call, void **last) {
+    ra_lane *lane = call->lane;
+    ra_parcel *parcels = call->entry->parcels;
+    *last = NULL;
+    for (ra_cargo cargo = 0; cargo < RA_CARGO_COUNT; cargo++) {
+        bool any = false;
+        for (ra_parcel *p = parcels; p < parcels + call->transfer_count; p++) {
+            if (!p->receiving || p->cargo != cargo) continue;
+            RA_TRY(copy_noticed(call, p));
+            any = true;
+        }
+        if (!any) continue;
+        void **moment = ra_lane_came(lane, parcels->step, cargo);
+        RA_TRY(lane->copies->record(&lane->queue, moment));
+        *(cargo == RA_CARGO_LATE ? &call->late : last) = *moment;
+    }
+    return RA_OK;
+}
+
+/* ipc: when it comes, no queue of the call waits for a peer any more. */
+static ra_status mark_last_wait(ra_call *call) {
+    ra_lane *lane = call->lane;
+    return lane->ops->settle ? lane->copies->record(&call->queue, &lane->out) : RA_OK;
+}
+
 ra_status ra_notices_wait(ra_call *call) {
     ra_lane *lane = call->lane;
     const int64_t parcels = call->transfer_count;
-    bool receives = false;
+    void *last;
     RA_TRY(ra_link_wait(call->comm->link, call->entry->transfers, parcels, call->phase));
-    for (ra_parcel *p = call->entry->parcels; p < call->entry->parcels + parcels; p++) {
-        if (!p->receiving) continue;
-        RA_TRY(copy_noticed(call, p));
-        receives = true;
-    }
-    if (receives) RA_TRY(lane->copies->record(&lane->queue, &lane->in));
+    RA_TRY(copy_all(call, &last));
+    if (lane->ops->settle) RA_TRY(lane->copies->record(&lane->queue, &lane->in));
     RA_TRY(ra_notices_post_receipts(call));
     RA_TRY(ra_link_wait(call->comm->link, call->entry->receipts, parcels, call->phase));
-    if (receives) RA_TRY(lane->copies->wait(&call->queue, lane->in));
+    if (last) RA_TRY(lane->copies->wait(&call->queue, last));
     for (int64_t i = 0; i < parcels; i++) {
-        ra_parcel *p = &call->entry->parcels[i];
+        const ra_parcel *p = &call->entry->parcels[i];
         const ra_note receipt = read_note(p->receipt);
-        if (!p->receiving) RA_TRY(lane->ops->heed(call, p, &receipt));
+        if (p->receiving) continue;
+        if (p->cargo == RA_CARGO_LATE) call->entry->late[call->late_count++] = (struct ra_late){*p, receipt};
+        else RA_TRY(lane->ops->heed(call, p, &receipt));
     }
     ra_notices_count(call);
-    return lane->ops->settle ? lane->copies->record(&call->queue, &lane->out) : RA_OK;
+    return mark_last_wait(call);
+}
+
+ra_status ra_lane_catch_up(ra_call *call) {
+    ra_lane *lane = call->lane;
+    if (!call->late && call->late_count == 0) return RA_OK;
+    if (call->late) RA_TRY(lane->copies->wait(&call->queue, call->late));
+    for (int64_t i = 0; i < call->late_count; i++)
+        RA_TRY(lane->ops->heed(call, &call->entry->late[i].parcel, &call->entry->late[i].receipt));
+    call->late = NULL;
+    call->late_count = 0;
+    return mark_last_wait(call);
 }

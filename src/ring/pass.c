@@ -56,8 +56,9 @@ static ra_status begin(ra_pass *pass, ra_plan *plan, const char *phase, const ra
     if (status != RA_OK) return ra_call_end(call, status);
     char *frames = call->frames;
     for (int i = 0; i < 2; i++) pass->kv[i] = carve_frames(&frames, w->kv[i]);
-    for (int i = 0; i < 2; i++) pass->grads[i] = carve_frames(&frames, w->grad[i]);
+    for (int i = 0; i < 3; i++) pass->grads[i] = carve_frames(&frames, w->grad[i]);
     pass->grads_in = carve_frames(&frames, w->grad_in);
+    for (int i = 0; i < 2; i++) pass->grads_home[i] = w->grad[2] > 0 ? carve_frames(&frames, w->grad_home[i]) : NULL;
     for (int i = 0; i < 2; i++) pass->travelling[i] = w->travelling > 0 ? carve_frames(&frames, w->travelling) : NULL;
     return RA_OK;
 }

@@ -19,7 +19,8 @@ typedef struct ra_pass {
     bool home_waits;            /* a parted pass (ra_pass_shape) that has not computed its rows at home, */
     int64_t home_items;         /* whose items are so many at the front of the first step's */
     char *kv[2];                /* frames of K and V. ring: of this hop, of the next; gather: in, out */
-    char *grads[2], *grads_in;  /* frames of dK and dV: computed in this step, in the one before (ring); arriving */
+    char *grads[3], *grads_in;  /* frames of dK and dV: computed in this step, in those before (ring); arriving, */
+    char *grads_home[2];        /* coming home at even and odd hops but 0; NULL: behind grads_in */
     char *travelling[2];        /* replicated queries: frames of the state (dq), this rank's and a peer's */
 } ra_pass;
 

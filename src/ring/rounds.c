@@ -26,18 +26,29 @@ static ra_status receive_kv(ra_pass *pass, int32_t hop) {
     return RA_OK;
 }
 
+/* Before anything of the step is posted: a lane follows the call once, then. */
+static ra_status pack_own(ra_pass *pass) {
+    const ra_messages *held = &pass->call.entry->held;
+    for (int64_t i = 0; i < held->count; i++) {
+        const ra_message *message = &held->list[i];
+        char *packed = ra_frame_payload(pass->kv[0] + message->offset);
+        for (int64_t j = 0; j < message->count && message->pieces[j].hops > 0; j++) {
+            RA_TRY(ra_pack_piece(pass, &message->pieces[j], packed));
+            packed += ra_rows_bytes(&pass->call, &message->pieces[j]);
+        }
+    }
+    return RA_OK;
+}
+
 static ra_status send_kv(ra_pass *pass, int32_t hop) {
     const ra_messages *held = &pass->call.entry->held;
     for (int64_t i = 0; i < held->count; i++) {
         const ra_message *message = &held->list[i];
-        char *frame = pass->kv[0] + message->offset, *packed = ra_frame_payload(frame);
+        char *frame = pass->kv[0] + message->offset;
         int64_t payload = onward(pass, message, hop);
         if (payload == 0) continue;
-        for (int64_t j = 0; hop == 0 && j < message->count && message->pieces[j].hops > 0; j++) {
-            RA_TRY(ra_pack_piece(pass, &message->pieces[j], packed));
-            packed += ra_rows_bytes(&pass->call, &message->pieces[j]);
-        }
-        RA_TRY(ra_call_send(&pass->call, ra_message_rank(message, 1), frame, payload));
+        const int next = ra_message_rank(message, 1);
+        RA_TRY((hop > 0 ? ra_call_pass_on : ra_call_send)(&pass->call, next, frame, payload));
     }
     return RA_OK;
 }
@@ -81,6 +92,7 @@ static ra_status take_hop(ra_pass *pass, ra_gradients *gradients, const ra_round
     if (hop == 0 && !drains) ra_messages_list(route, round->own, round->own_count, bucket, 0, true, &entry->held);
     if (hop < round->round->hops && !drains)
         ra_messages_list(route, round->own, round->own_count, bucket, hop + 1, false, &entry->coming);
+    if (hop == 0) RA_TRY(pack_own(pass));
     RA_TRY(receive_kv(pass, hop));
     if (gradients) RA_TRY(ra_gradients_receive(pass, gradients, round, bucket, hop));
     RA_TRY(send_kv(pass, hop));

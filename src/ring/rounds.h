@@ -13,9 +13,14 @@ typedef struct ra_round_of {
 
 /* dK and dV on their way, one hop behind K and V. */
 typedef struct ra_gradients {
-    char *local, *out;     /* frames: computed in this step, in the step before */
+    char *local, *out;     /* frames: computed in this step, in the step before, */
+    char *resting;         /* and before that: it may still be read by others. NULL: nobody reads longer than a step */
     int32_t out_hop;       /* at which hop `out` was computed; 0: it holds nothing */
     int32_t finished_hops; /* gradients of own buckets that went so far come home in this step; 0: none do */
+    char *home;            /* frames: they */
+    int32_t late_hops;     /* the same of the step before, if they are added in this one */
+    char *late_home;
+    bool late;             /* messages of this step are */
 } ra_gradients;
 
 ra_gradients *ra_gradients_open(ra_pass *pass, ra_gradients *gradients);

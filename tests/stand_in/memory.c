@@ -216,6 +216,10 @@ ra_status ra_cuda_backend_open_stream(void **stream, ra_cuda_error *error) {
     return RA_OK;
 }
 
+ra_status ra_cuda_backend_open_first_stream(void **stream, ra_cuda_error *error) {
+    return ra_cuda_backend_open_stream(stream, error);
+}
+
 void ra_cuda_backend_close_stream(void *stream) {
     spare_stream *closed = stream;
     pthread_mutex_lock(&mutex);

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "core/dtype.h"
 #include "device/cuda/layout.h"
@@ -138,8 +139,26 @@ static ra_forward_step *forward_of(call *c) {
     return s;
 }
 
+/* RINGATTN_STAND_IN_PAIR_US: a step takes so many microseconds for each pair of a query and a key. */
+static void take_time(const ra_problem *p, const ra_item *items, int64_t count) {
+    const char *text = getenv("RINGATTN_STAND_IN_PAIR_US");
+    if (!text) return;
+    int64_t pairs = 0;
+    for (const ra_item *item = items; item < items + count; item++)
+        for (int64_t a = 0; a < item->q.count; a++) {
+            int64_t begin, end;
+            const int64_t repeats = item->loop[0].repeat * item->loop[1].repeat;
+            const ra_item_rows *q = &item->q, *k = &item->k;
+            ra_key_interval(p, 0, q->pos + a * q->pos_step, k->pos, k->pos_step, k->count, &begin, &end);
+            pairs += repeats * ra_max(0, ra_min(end, k->count) - ra_max(begin, 0));
+        }
+    const int64_t ns = 1000 * pairs * strtol(text, NULL, 10);
+    nanosleep(&(struct timespec){ns / 1000000000, ns % 1000000000}, NULL);
+}
+
 static void run_forward(call *c) {
     stream_slow_down("RINGATTN_STAND_IN_STEP_MS");
+    take_time(&c->problem, c->items, c->forward.item_count);
     ra_forward_step *s = forward_of(c);
     s->scratch = zeros(c->kernel->forward_scratch(&c->problem, 1));
     if (s->single) ra_rows_fill(s->problem, s->workers, &s->used, true, s->out, s->lse, s->m, s->l);
@@ -262,6 +281,7 @@ static void run_sums(call *c, const ra_backward_step *s) {
 
 static void run_backward(call *c) {
     ra_backward_step *s = &c->backward;
+    take_time(&c->problem, c->items, s->item_count);
     s->problem = &c->problem;
     s->items = c->items;
     s->workers = c->workers;

@@ -80,8 +80,10 @@ typedef struct ra_cuda_error {
     /* Host memory to and from which copies run beside everything else. */                                                     \
     X(ra_status, pin, (int64_t bytes, void **memory, ra_cuda_error *error))                                                    \
     X(void, unpin, (void *memory))                                                                                             \
-    /* A stream of its own, in order with no other. `close_stream` does not wait. */                                           \
+    /* A stream of its own, in order with no other; the second kind's work goes first wherever the device has a choice.        \
+     * `close_stream` does not wait. */                                                                                        \
     X(ra_status, open_stream, (void **stream, ra_cuda_error *error))                                                           \
+    X(ra_status, open_first_stream, (void **stream, ra_cuda_error *error))                                                     \
     X(void, close_stream, (void *stream))                                                                                      \
     /* Either end may be host memory; pageable host memory makes it wait. */                                                   \
     X(ra_status, copy, (void *to, const void *from, int64_t bytes, void *stream, ra_cuda_error *error))                        \

@@ -124,9 +124,11 @@ static void pinned_free(void *memory, int64_t bytes) {
 
 static const ra_memory pinned_memory = {pinned_alloc, pinned_free};
 
+/* Copies inside of one GPU, and NCCL's exchanges, are done by its multiprocessors. They need them briefly, and
+ * would wait behind the steps of every rank on this GPU. */
 static ra_status open_queue(ra_queue *queue) {
     *queue = (ra_queue){0};
-    return ra_cuda_open_stream(&queue->stream);
+    return ra_cuda_open_first_stream(&queue->stream);
 }
 
 static void close_queue(ra_queue *queue) {

@@ -144,6 +144,15 @@ extern "C" ra_status ra_cuda_backend_open_stream(void **stream, ra_cuda_error *e
     return RA_OK;
 }
 
+extern "C" ra_status ra_cuda_backend_open_first_stream(void **stream, ra_cuda_error *error) {
+    cudaStream_t made = nullptr;
+    int least = 0, greatest = 0;
+    RA_CUDA_TRY(error, cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    RA_CUDA_TRY(error, cudaStreamCreateWithPriority(&made, cudaStreamNonBlocking, greatest));
+    *stream = made;
+    return RA_OK;
+}
+
 extern "C" void ra_cuda_backend_close_stream(void *stream) { cudaStreamDestroy(static_cast<cudaStream_t>(stream)); }
 
 extern "C" ra_status ra_cuda_backend_copy(void *to, const void *from, int64_t bytes, void *stream, ra_cuda_error *error) {

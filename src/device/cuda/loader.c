@@ -159,6 +159,11 @@ ra_status ra_cuda_open_stream(void **stream) {
     return told(backend.open_stream(stream, &failure));
 }
 
+ra_status ra_cuda_open_first_stream(void **stream) {
+    RA_TRY(need());
+    return told(backend.open_first_stream(stream, &failure));
+}
+
 void ra_cuda_close_stream(void *stream) {
     if (stream && loaded) backend.close_stream(stream);
 }

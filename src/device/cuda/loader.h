@@ -25,6 +25,7 @@ ra_status ra_cuda_add(void *sums, const void *more, int64_t count, void *stream)
 ra_status ra_cuda_merge_states(const ra_problem *problem, void *mine, const void *theirs, void *stream);
 ra_status ra_cuda_spoil(const ra_problem *problem, ra_tensor tensor, int64_t rows, int64_t heads, void *stream);
 /* Copies beside a call: see ra_copy_ops. */
+ra_status ra_cuda_open_first_stream(void **stream);
 ra_status ra_cuda_reach(int gpu);
 ra_status ra_cuda_passed(void *event, bool *passed);
 ra_status ra_cuda_export(void *memory, char handle[RA_HANDLE_BYTES]);
