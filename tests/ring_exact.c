@@ -37,13 +37,14 @@ static void q_zero_and_unit_v_name_every_key_that_is_read(void **state) {
         test_result result = test_run(&c, &data);
         char text[2048];
         if (result.status != RA_OK) fail_msg("%s: %s", test_case_text(&c, text, sizeof text), result.error);
+        const double bound = ref_bound(desc->dtype, true, 0); /* AMX's exponential of 0 is not quite 1 for 16-bit types */
         for (int64_t b = 0; b < desc->batch; b++) {
             for (int64_t i = 0; i < desc->seq_q; i++) {
                 for (int64_t head = 0; head < desc->heads; head++) {
                     int64_t total = 0;
                     for (int64_t y = 0; y < desc->seq_k; y++) total += multiplicity(desc, b, i, y, head);
                     double lse = result.lse[(b * desc->heads + head) * desc->seq_q + i];
-                    if (total ? !(fabs(lse - log((double)total)) < 1e-6) : !(lse == -INFINITY)) {
+                    if (total ? !(fabs(lse - log((double)total)) <= bound) : !(lse == -INFINITY)) {
                         fail_msg("%s\nquery %lld of head %lld has %lld keys, but lse %.9g",
                                  test_case_text(&c, text, sizeof text), (long long)i, (long long)head, (long long)total, lse);
                     }
