@@ -213,13 +213,9 @@ class Cli(unittest.TestCase):
                 self.assertLess(np.abs(a[finite] - b[finite]).max(), 2e-5)
 
     def test_what_a_gpu_cannot_do_is_refused_with_its_reason(self):
-        for args, reason in (
-            (("--ring-size", 4, "--rank", 1, "--query-placement", "replicated"), "query_placement sharded"),
-            (("--pass", "fwd", "--dtype", "f64"), "f32, bf16 and f16"),
-        ):
-            answer = call("bench", "--seq", 64, "--heads", 1, "--head-dim", 64, "--device", "cuda", *args)
-            self.assertEqual(answer.returncode, 6, (args, answer.stderr))
-            self.assertIn(reason, answer.stderr)
+        answer = call("bench", "--seq", 64, "--heads", 1, "--head-dim", 64, "--device", "cuda", "--pass", "fwd", "--dtype", "f64")
+        self.assertEqual(answer.returncode, 6, answer.stderr)
+        self.assertIn("f32, bf16 and f16", answer.stderr)
 
 
 if __name__ == "__main__":
