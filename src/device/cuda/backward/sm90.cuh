@@ -28,7 +28,7 @@
  * others add dQ (sm90_sums.cuh).
  *
  *     shared memory, in panels of 64 columns:
- *     | k: K_ROOMS | v | q: STAGES | dout: DOUT_STAGES | dS: 2 | dQ: 2 x DQ_BUFFERS | P, when wide | barriers, rows, tiles |
+ *     | k: K_STAGES | v | q: STAGES | dout: DOUT_STAGES | dS: 2 | dQ: 2 x DQ_BUFFERS | P, when wide | barriers, rows, tiles |
  */
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_CUH
 #define RA_DEVICE_CUDA_BACKWARD_SM90_CUH
@@ -75,7 +75,7 @@ __global__ void __launch_bounds__(BACK_WARPS * 32) define_sm90(const __grid_cons
 template <typename T, class S>
 __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_constant__ BackTmaJob back) {
     extern __shared__ __align__(1024) unsigned char k[]; /* the swizzle is by address: tiles start at multiples of 1024 */
-    unsigned char *v = k + S::K_ROOMS * S::KV_BYTES, *q = v + S::KV_BYTES, *dout = q + S::STAGES * S::Q_BYTES,
+    unsigned char *v = k + S::K_STAGES * S::KV_BYTES, *q = v + S::KV_BYTES, *dout = q + S::STAGES * S::Q_BYTES,
                   *ds = dout + S::DOUT_STAGES * S::Q_BYTES, *dq = ds + 2 * S::DS_BYTES,
                   *p = dq + 2 * S::DQ_BUFFERS * S::DQ_BYTES;
     auto &bars = *reinterpret_cast<BackBarriers<S> *>(p + S::P_BYTES);
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_cons
             mbarrier_init(&bars.dout_full[i], 1);
             mbarrier_init(&bars.dout_empty[i], warps);
         }
-        for (int i = 0; i < S::K_ROOMS; i++) {
+        for (int i = 0; i < S::K_STAGES; i++) {
             mbarrier_init(&bars.k_full[i], 1);
             mbarrier_init(&bars.k_empty[i], warps + (S::APART ? group : 0));
         }

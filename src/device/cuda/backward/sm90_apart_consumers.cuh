@@ -11,8 +11,7 @@
  *
  *     dQ = dS^T K                          wgmma from shared memory; to shared memory for those who add, or to its result
  *
- * The first two wait for no sums, and none waits for a tile's keys: there is room for two. The next tile's first S and dP run
- * while dK and dV of a tile leave.
+ * The first two wait for no sums. There are two stages of keys, so that none waits for those of the next tile.
  */
 #ifndef RA_DEVICE_CUDA_BACKWARD_SM90_APART_CONSUMERS_CUH
 #define RA_DEVICE_CUDA_BACKWARD_SM90_APART_CONSUMERS_CUH
@@ -41,11 +40,11 @@ template <typename T, class S> struct KeyConsumer : KeyWarpgroup<T, S> {
     }
 
     /* Block number `turn`. Afterwards dK is under way, and dS of the second half is still to be handed over. */
-    template <bool FIRST> __device__ __forceinline__ void step(KeySums &dk, KeySums &dv, int room, bool last_of_tile) {
+    template <bool FIRST> __device__ __forceinline__ void step(KeySums &dk, KeySums &dv, int stage, bool last_of_tile) {
         Scores s, dp;
         Lse lse;
         Operand ds;
-        score_rows(s, dp, lse, 0, room);
+        score_rows(s, dp, lse, 0, stage);
         if constexpr (!FIRST) {
             hand_over(turn - 1, 1);
             wgmma_wait<1>(); /* dK of the block before */
@@ -53,10 +52,10 @@ template <typename T, class S> struct KeyConsumer : KeyWarpgroup<T, S> {
         }
         weigh(s, dp, ds, dv, lse, 0, FIRST, false);
         multiply(dk, FIRST, ds, q_at(0, QUERIES * 128));
-        score_rows(s, dp, lse, SPAN, room);
+        score_rows(s, dp, lse, SPAN, stage);
         hand_over(turn, 0);
         weigh(s, dp, ds, dv, lse, SPAN, false, last_of_tile);
-        if (last_of_tile) release(&bars.k_empty[room]);
+        if (last_of_tile) release(&bars.k_empty[stage]);
         multiply(dk, false, ds, q_at(SPAN, QUERIES * 128));
         turn++;
     }
@@ -74,17 +73,17 @@ template <typename T, class S> struct KeyConsumer : KeyWarpgroup<T, S> {
         KeySums dk, dv;
 #pragma unroll 1
         for (uint32_t works = 0;; works++) {
-            const int room = slot_of<S::K_ROOMS>(works);
+            const int stage = slot_of<S::K_STAGES>(works);
             const BackTile &work = bars.work[works & 1];
             mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
             if (uniform(work.base.item) < 0) return;
             this->adopt(work, work.key + wg() * 64 + warp() * 16);
             int left = uniform(work.count * back.group) - 1; /* blocks, after this one */
-            mbarrier_wait(&bars.k_full[room], parity_of<S::K_ROOMS>(works));
+            mbarrier_wait(&bars.k_full[stage], parity_of<S::K_STAGES>(works));
             mbarrier_wait(&bars.v_full, works & 1);
-            step<true>(dk, dv, room, left == 0);
+            step<true>(dk, dv, stage, left == 0);
 #pragma unroll 1
-            for (; left > 0; left--) step<false>(dk, dv, room, left == 1);
+            for (; left > 0; left--) step<false>(dk, dv, stage, left == 1);
             hand_over(turn - 1, 1);
             wgmma_wait<0>();
             end(dk, dv, works);
@@ -101,28 +100,28 @@ template <typename T, class S> struct QueryConsumer : BackWarpgroup<T, S, 2> {
 
     using Base::Base;
 
-    __device__ __forceinline__ void make(int half, int room, bool last_of_tile) const {
+    __device__ __forceinline__ void make(int half, int stage, bool last_of_tile) const {
         QuerySums dq;
-        multiply_ds(dq, turn, half, (uint32_t)room);
+        multiply_ds(dq, turn, half, (uint32_t)stage);
         const bool last = await_room(turn, half);
         wgmma_wait<0>();
         take_queries(dq, turn, half);
-        if (last_of_tile && half == 1) release(&bars.k_empty[room]);
+        if (last_of_tile && half == 1) release(&bars.k_empty[stage]);
         store_queries(dq, turn, last, half);
         hand_over_queries(turn, half);
     }
     __device__ __forceinline__ void run() {
 #pragma unroll 1
         for (uint32_t works = 0;; works++) {
-            const int room = slot_of<S::K_ROOMS>(works);
+            const int stage = slot_of<S::K_STAGES>(works);
             const BackTile &work = bars.work[works & 1];
             mbarrier_wait(&bars.work_full[works & 1], works / 2 & 1);
             if (uniform(work.base.item) < 0) return;
-            mbarrier_wait(&bars.k_full[room], parity_of<S::K_ROOMS>(works));
+            mbarrier_wait(&bars.k_full[stage], parity_of<S::K_STAGES>(works));
 #pragma unroll 1
             for (int left = uniform(work.count * back.group); left > 0; left--, turn++) {
-                make(0, room, left == 1);
-                make(1, room, left == 1);
+                make(0, stage, left == 1);
+                make(1, stage, left == 1);
             }
             __syncwarp();
             release(&bars.work_empty[works & 1]);

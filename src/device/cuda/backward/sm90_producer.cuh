@@ -75,15 +75,15 @@ __device__ __forceinline__ void load_back_tiles(const BackTmaJob &back, unsigned
         bool begun = false;
         each_query_block(back, work, [&](int u, int t) {
             const auto load_k = [&] {
-                const int room = slot_of<S::K_ROOMS>(works);
-                load_keys(k + room * S::KV_BYTES, &bars.k_full[room], &bars.k_empty[room], works / S::K_ROOMS, BACK_K);
+                const int stage = slot_of<S::K_STAGES>(works);
+                load_keys(k + stage * S::KV_BYTES, &bars.k_full[stage], &bars.k_empty[stage], works / S::K_STAGES, BACK_K);
             };
             load_queries(q, bars.q_full, bars.q_empty, slot_of<S::STAGES>(turn), parity_of<S::STAGES>(turn), BACK_Q, u, t);
-            if (S::K_ROOMS > 1 && !begun) load_k();
+            if (S::K_STAGES > 1 && !begun) load_k();
             load_queries(dout, bars.dout_full, bars.dout_empty, slot_of<S::DOUT_STAGES>(turn),
                          parity_of<S::DOUT_STAGES>(turn), BACK_DOUT, u, t);
             if (!begun) load_keys(v, &bars.v_full, &bars.v_empty, works, BACK_V);
-            if (S::K_ROOMS == 1 && !begun) load_k(); /* whose room the tile before frees last */
+            if (S::K_STAGES == 1 && !begun) load_k(); /* whose stage the tile before frees last */
             begun = true;
             turn++;
         });

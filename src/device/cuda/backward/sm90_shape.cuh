@@ -7,18 +7,18 @@
 namespace ra {
 
 /* What all shapes have. dQ of a block of query rows is summed in parts of 64 x 64. SINGLE: of job.single. */
-template <int D_, int KEYS_, int QUERIES_, int DOUT_STAGES_, int K_ROOMS_, int DQ_BUFFERS_, bool SINGLE_> struct AnyBackShape {
+template <int D_, int KEYS_, int QUERIES_, int DOUT_STAGES_, int K_STAGES_, int DQ_BUFFERS_, bool SINGLE_> struct AnyBackShape {
     static constexpr bool SINGLE = SINGLE_;
     static constexpr int D = D_, KEYS = KEYS_, QUERIES = QUERIES_, STAGES = 2 /* of q */, DOUT_STAGES = DOUT_STAGES_;
     static constexpr int PANELS = (D + 63) / 64;
     static constexpr int SPAN = 64; /* query rows that are scored at once */
     static constexpr int Q_BYTES = PANELS * QUERIES * 128, KV_BYTES = PANELS * KEYS * 128;
-    static constexpr int K_ROOMS = K_ROOMS_; /* for the keys of a tile, and of the next */
+    static constexpr int K_STAGES = K_STAGES_; /* keys of a tile, and of the next */
     static constexpr int DS_PARTS = QUERIES / SPAN, DS_PANEL = KEYS * 128, DS_BYTES = DS_PARTS * DS_PANEL;
     static constexpr int DQ_BYTES = 64 * 64 * 4;   /* a part of dQ, f32 */
     static constexpr int DQ_BUFFERS = DQ_BUFFERS_; /* of each of two parts, or warpgroups */
     static constexpr int PARTS = PANELS * QUERIES / 64;
-    static constexpr int TILES = (K_ROOMS + 1) * KV_BYTES + (STAGES + DOUT_STAGES) * Q_BYTES + 2 * DS_BYTES +
+    static constexpr int TILES = (K_STAGES + 1) * KV_BYTES + (STAGES + DOUT_STAGES) * Q_BYTES + 2 * DS_BYTES +
                                  2 * DQ_BUFFERS * DQ_BYTES; /* bytes of all that */
 };
 
@@ -98,7 +98,7 @@ template <> struct BackHandover<true> {
 template <class S> struct BackBarriers : BackHandover<S::WIDE> {
     uint64_t q_full[S::STAGES], q_empty[S::STAGES], rows_full[S::STAGES];
     uint64_t dout_full[S::DOUT_STAGES], dout_empty[S::DOUT_STAGES];
-    uint64_t k_full[S::K_ROOMS], k_empty[S::K_ROOMS], v_full, v_empty;
+    uint64_t k_full[S::K_STAGES], k_empty[S::K_STAGES], v_full, v_empty;
     uint64_t ds_full[2][S::DS_PARTS], ds_empty[2][S::DS_PARTS];     /* of every other block */
     uint64_t dq_full[2][S::DQ_BUFFERS], dq_empty[2][S::DQ_BUFFERS]; /* of each warpgroup, or part */
     uint64_t work_full[2], work_empty[2];

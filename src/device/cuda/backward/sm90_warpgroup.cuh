@@ -104,11 +104,11 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
         }
         wgmma_commit();
     }
-    /* dQ = dS^T K of block number n: one of this warpgroup's parts, summed over all keys of the tile, which lie in `room`. */
-    __device__ __forceinline__ void multiply_ds(QuerySums &dq, uint32_t n, int piece = 0, uint32_t room = 0) const {
+    /* dQ = dS^T K of block number n: one of this warpgroup's parts, summed over all keys of the tile, which lie in a stage. */
+    __device__ __forceinline__ void multiply_ds(QuerySums &dq, uint32_t n, int piece = 0, uint32_t stage = 0) const {
         const uint32_t rows = at(memory.ds) + (n & 1) * (S::DS_BYTES >> 4) + (S::BY_COLUMNS ? 0 : piece * S::DS_PANEL >> 4);
         const uint32_t keys = at(memory.k, S::BY_COLUMNS ? S::pieces(0) * KEYS * 128 : 0) +
-                              (S::BY_COLUMNS ? piece * KEYS * 128 >> 4 : 0) + room * (S::KV_BYTES >> 4);
+                              (S::BY_COLUMNS ? piece * KEYS * 128 >> 4 : 0) + stage * (S::KV_BYTES >> 4);
         mbarrier_wait(&bars.ds_full[n & 1][S::BY_COLUMNS ? 0 : piece], n / 2 & 1);
         wgmma_fence();
         Wgmma<T, 64>::st_begin(dq, rows, keys);
