@@ -15,7 +15,7 @@ from ._engine import stats
 from ._info import describe, info, recommended_dtype
 from ._lib import RingattnError
 from ._lib import version as __version__
-from ._porting import flash_attn_func, sdpa
+from ._porting import flash_attn_func, flash_attn_varlen_func, sdpa
 from .custom import Transport, custom_group
 from .sharding import positions, shard, unshard
 
@@ -84,10 +84,12 @@ __all__ = [
     "describe",
     "draw",
     "flash_attn_func",
+    "flash_attn_varlen_func",
     "info",
     "like",
     "positions",
     "recommended_dtype",
+    "sdpa",
     "shard",
     "stats",
     "unshard",

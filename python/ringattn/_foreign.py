@@ -16,18 +16,18 @@ _OURS = {
     "softmax_scale": "scale",
     "window_size": "window=(left, right)",
 }
-_PACKED = "packed sequences are not available in this version; use key_range for padding"
+PACKED = "packed sequences are not available in this version; use key_range for padding"
 _UNSUPPORTED = {
     "alibi_slopes": "biases of the scores are not available",
     "attention_chunk": "chunks are segments here: segment_lengths=[chunk], dilation_rates=[1]",
     "attn_bias": "a bias for each pair would take the memory that this saves",
     "attn_mask": "a mask for each pair would take the memory that this saves; use is_causal, window, key_range or a pattern",
     "block_table": "paged caches are not available in this version",
-    "cu_seqlens": _PACKED,
-    "cu_seqlens_k": _PACKED,
-    "cu_seqlens_q": _PACKED,
-    "max_seqlen_k": _PACKED,
-    "max_seqlen_q": _PACKED,
+    "cu_seqlens": PACKED,
+    "cu_seqlens_k": PACKED,
+    "cu_seqlens_q": PACKED,
+    "max_seqlen_k": PACKED,
+    "max_seqlen_q": PACKED,
     "need_weights": "the weights are never formed, which is what makes long sequences possible",
     "return_attn_probs": "the weights are never formed; return_lse=True gives the log-sum-exp of the scores",
     "return_softmax_lse": "it is return_lse here",

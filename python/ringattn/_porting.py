@@ -9,7 +9,7 @@ from typing import Any, Optional
 
 from ._arguments import key_ranges
 from ._attention import attention
-from ._foreign import refuse
+from ._foreign import PACKED, refuse
 
 
 def sdpa(
@@ -95,3 +95,8 @@ def flash_attn_func(
     """
     refuse("flash_attn_func", {"softcap": softcap, "alibi_slopes": alibi_slopes, "return_attn_probs": return_attn_probs})
     return attention(q, k, v, is_causal=causal, dropout_p=dropout_p, scale=softmax_scale, window=window_size, **settings)
+
+
+def flash_attn_varlen_func(*args: Any, **settings: Any) -> Any:
+    """flash-attn's function for packed sequences, which this version does not have: raises ValueError."""
+    raise ValueError(f"flash_attn_varlen_func is not supported: {PACKED}")

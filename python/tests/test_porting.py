@@ -103,3 +103,10 @@ def test_flash_attn_func_refuses_what_is_not_there(options, match):
     q, k, v = (x.transpose(1, 2) for x in heads_first())
     with pytest.raises(ValueError, match=match):
         ringattn.flash_attn_func(q, k, v, **options)
+
+
+def test_flash_attn_varlen_func_says_that_there_are_no_packed_sequences():
+    q, k, v = torch.randn(3, 10, 4, 8)
+    lengths = torch.tensor([0, 4, 10])
+    with pytest.raises(ValueError, match="flash_attn_varlen_func is not supported: packed sequences"):
+        ringattn.flash_attn_varlen_func(q, k, v, lengths, lengths, 6, 6, causal=True)
