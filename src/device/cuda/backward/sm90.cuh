@@ -114,6 +114,8 @@ __global__ void __launch_bounds__(S::THREADS, 1) backward_sm90(const __grid_cons
             mbarrier_init(&bars.p_full, group);
             mbarrier_init(&bars.p_empty, group);
         }
+        /* No block's: shared memory may hold those of an earlier launch. */
+        for (int i = 0; i < S::ROWS; i++) bars.rows[i].number = ~0u;
         fence_barrier_init();
     }
     __syncthreads();
