@@ -434,7 +434,7 @@ static void pack_keys_backward(backward_space *f, const ra_slab *slab, int64_t f
 INLINE gradient_row key_row(const ra_backward_step *step, const ra_slab *slab, bool values, int64_t c) {
     const ra_tensor *result = values ? &slab->item->dv_result : &slab->item->dk_result;
     return (gradient_row){slab->opens, slab->closes, results_streamed(slab->problem, slab->k.row_step * result->row),
-                          ra_sums_of_key(step, slab, values, c), (element *)result->data + ra_slab_key_at(slab, result, c)};
+                          ra_sums_of_key(step, slab, values, c), result_at(result, ra_slab_key_at(slab, result, c))};
 }
 
 static void store_keys(backward_space *f, const ra_backward_step *step, const ra_slab *slab, int64_t first, int64_t last) {

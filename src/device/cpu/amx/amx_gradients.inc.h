@@ -31,6 +31,9 @@ typedef struct gradient_row {
     element *result;
 } gradient_row;
 
+/* A step that closes no rows may have no results. */
+INLINE element *result_at(const ra_tensor *result, int64_t at) { return result->data ? (element *)result->data + at : NULL; }
+
 /* sum + x * factor, rounded once whatever the compiler prefers: rows and tiles must give the same bits. */
 INLINE vec plus_sum(vec x, float factor, bool opens, const float *sum) {
     return opens ? x * splat(factor) : VEC_FMA(x, splat(factor), load(sum));
@@ -73,7 +76,7 @@ static void store_queries(const float *dq, float factor, const ra_backward_step 
             const int64_t row = r.begin + i + c;
             if (row < r.end)
                 put_row((gradient_row){r.opens, r.closes, streamed, ra_sums_of_query(step, slab, row),
-                                       (element *)step->dq.data + ra_slab_at(slab, &step->dq, row)},
+                                       result_at(&step->dq, ra_slab_at(slab, &step->dq, row))},
                         turned[0][c / 16] + c % 16 * 16, 2 * SUMS, factor, dim);
         }
     }
