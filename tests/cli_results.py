@@ -105,16 +105,15 @@ class Results(kit.Case):
 
         def rows(name, group):
             rows = report.read(os.path.join(BENCH, "results", name + ".json"))["rows"]
-            return [row for row in rows if row["group"] == group and "n=2048" not in row["case"]]
+            return [row for row in rows if row["group"] == group and "n=2048" not in row.get("case", "")]
 
-        dense, dilated, backward = rows("h200", "dense"), rows("h200", "dilated"), rows("h200-backward-now", "backward")
-        beside_fa4 = rows("h200-backward", "backward")
+        dense, dilated, backward = rows("h200", "dense"), rows("h200", "dilated"), rows("h200-backward", "backward")
         cpu = report.merged([report.read(os.path.join(BENCH, "results", "cpu.json"))])
         quoted = [(f"{report.span([report.against(row, 'cuDNN') for row in dense])} of cuDNN", "dense forward"),
                   (f"up to {max(row['tflops']['ringattn'] for row in dense):.0f} TFLOP/s", "dense forward"),
                   (f"{report.span([report.against(row) for row in dilated])} of the best", "dilated forward"),
                   (f"{report.span([report.against(row, 'cuDNN') for row in backward])} of cuDNN", "dense backward"),
-                  (report.span([report.against(row, "FA4", "FA4 fixed order") for row in beside_fa4]) + " of FlashAttention-4",
+                  (report.span([report.against(row, "FA4", "FA4 fixed order") for row in backward]) + " of FlashAttention-4",
                    "dense backward")]
         layer = rows("h200-layer", "layer")
         quoted.append((f"{report.span([report.against(row) for row in layer])} of the best way", "dilated attention through autograd"))
@@ -133,6 +132,8 @@ class Results(kit.Case):
         full, causal = (" and ".join(ring("h200-rings-8192", **{"pattern": pattern, "pass": which}) + f" {which}"
                                      for which in ("forward", "backward")) for pattern in ("full", "causal"))
         quoted.append((f"full {full}; causal {causal} |", "8 ranks"))
+        slow = report.span([row["ratio"] for row in rows("h200-rings-slow", "slow lane")])
+        quoted.append((f"| {slow} of its time |", "4 ranks over a network"))
         played = report.read(os.path.join(BENCH, "results", "h200-ranks.json"))["ranks"]
         forward, backward = (sum(rank[which]["ms"] for rank in played) / 1e3 for which in ("fwd", "bwd"))
         quoted.append((f"{forward:.1f} s forward, {backward:.1f} s backward", "1,000,000,000 tokens"))

@@ -98,5 +98,12 @@ def flash_attn_func(
 
 
 def flash_attn_varlen_func(*args: Any, **settings: Any) -> Any:
-    """flash-attn's function for packed sequences, which this version does not have: raises ValueError."""
+    """flash-attn's function for packed sequences, which this version does not have: raises ValueError.
+
+    >>> import ringattn
+    >>> ringattn.flash_attn_varlen_func()
+    Traceback (most recent call last):
+    ...
+    ValueError: flash_attn_varlen_func is not supported: packed sequences are not available in this version; use key_range for padding
+    """
     raise ValueError(f"flash_attn_varlen_func is not supported: {PACKED}")
