@@ -25,7 +25,7 @@
 #include "ring/call.h"
 
 /* What a message of a step holds, in the order in which a lane brings it: K and V, which came in the step before if they are
- * sent; what is late (ra_call_recv_late); anything else. */
+ * sent; anything else; what is late (ra_call_recv_late). */
 typedef enum ra_cargo { RA_CARGO_KV, RA_CARGO_OTHER, RA_CARGO_LATE, RA_CARGO_COUNT } ra_cargo;
 
 /* A message of a step. */

@@ -84,7 +84,8 @@ void ra_notices_count(ra_call *call) {
     }
 }
 
-/* Copies what came, cargo by cargo. *last: the moment when all of it has that the call waits for now; NULL: nothing is. */
+/* Copies what came, cargo by cargo. *last: the moment when all that the call needs in this step is there; NULL: it needs
+ * nothing. */
 static ra_status copy_all(ra_call *call, void **last) {
     ra_lane *lane = call->lane;
     ra_parcel *parcels = call->entry->parcels;

@@ -47,7 +47,7 @@ template <typename T, class S> struct KeyConsumer : KeyWarpgroup<T, S> {
         score_rows(s, dp, lse, 0, stage);
         if constexpr (!FIRST) {
             hand_over(turn - 1, 1);
-            wgmma_wait<1>(); /* dK of the block before */
+            wgmma_wait<1>(); /* dK of the block before, and S */
             release_block(turn - 1);
         }
         weigh(s, dp, ds, dv, lse, 0, FIRST, false);

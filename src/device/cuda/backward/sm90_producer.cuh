@@ -51,8 +51,8 @@ __device__ __forceinline__ void load_back_tiles(const BackTmaJob &back, unsigned
     uint32_t turn = 0; /* blocks of query rows */
     auto load = [&](const BackTile &work, uint32_t works) {
         const BackTmaItem &item = back.items[work.base.item];
-        auto load_keys = [&](unsigned char *to, uint64_t *full, uint64_t *empty, uint32_t turn, int tensor) {
-            mbarrier_wait(empty, (turn & 1) ^ 1);
+        auto load_keys = [&](unsigned char *to, uint64_t *full, uint64_t *empty, uint32_t n, int tensor) {
+            mbarrier_wait(empty, (n & 1) ^ 1);
             mbarrier_expect(full, S::KV_BYTES);
             const int32_t *place = work.place[tensor];
 #pragma unroll
