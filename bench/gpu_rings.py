@@ -91,18 +91,22 @@ class Bench:
     def ring(self):
         for pattern in self.options.patterns:
             opened = [self.opened(pattern, ranks) for ranks in self.options.ranks]
-            right = reference(self.whole, self.options.heads - 1, pattern)
-            for ring in opened:
-                errors = {name: ring.whole(name, self.options.heads - 1).double() - right[name] for name in right}
-                rms = {name: error.square().mean().sqrt().item() for name, error in errors.items()}
-                self.add("error", pattern, ring.count, rms=rms)
-            del right
+            self.add_errors(opened)
             for name in self.options.passes:
                 found = self.rings.take_turns(opened, name, self.options.turns)
                 for ring, sample in zip(opened, found):
                     self.add_ring(ring, name, sample, found[0]["ms"])
             for ring in opened:
                 ring.close()
+
+    def add_errors(self, opened):
+        """Of one head. No tensor may outlive this function: torch would keep the whole segment that it lies in, and tensors of
+        the next rings that find room there would be missing in what the driver counts."""
+        head = self.options.heads - 1
+        right = reference(self.whole, head, opened[0].pattern)
+        for ring in opened:
+            errors = {name: ring.whole(name, head).double() - right[name] for name in right}
+            self.add("error", ring.pattern, ring.count, rms={name: e.square().mean().sqrt().item() for name, e in errors.items()})
 
     def opened(self, pattern, ranks):
         """A ring that has made its first calls, and what memory that took."""
