@@ -94,12 +94,12 @@ int64_t ra_items(const ra_route *route, const ra_piece *piece, const ra_part *ta
 
 int64_t ra_most_keys(const ra_route *route, int rank) {
     int64_t most = 0;
-    for (int64_t i = 0; i < route->rings.count; i++) {
-        const ra_ring *ring = &route->rings.rings[i];
+    const ra_ring_list own = ra_rings_of(&route->rings, rank);
+    for (int64_t i = 0; i < own.count; i++) {
+        const ra_ring *ring = &route->rings.rings[own.list[i]];
         const ra_class *class = &route->rings.classes[ring->class_index];
-        bool mine = false;
-        for (int64_t t = 0; t < ring->target_count && !mine; t++) mine = ring->targets[t].rank == rank;
-        for (int64_t s = 0; s < ring->source_count && mine; s++) {
+        if (ra_first_target(ring, rank) < 0) continue;
+        for (int64_t s = 0; s < ring->source_count; s++) {
             const ra_item_rows *rows = &ring->sources[s].rows;
             int64_t period = class->residue ? class->rate / ra_gcd(rows->pos_step, class->rate) : 1;
             const int64_t count = ring->channel < 0 ? rows->count : ra_min(rows->count, ring->cap); /* of a piece */

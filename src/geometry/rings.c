@@ -65,7 +65,18 @@ static int compare_ranks(const void *a, const void *b) {
 
 static int32_t member_of(const ra_ring *ring, int32_t rank) {
     const int32_t *found = bsearch(&rank, ring->members, (size_t)ring->member_count, sizeof rank, compare_ranks);
-    return (int32_t)(found - ring->members);
+    return found ? (int32_t)(found - ring->members) : -1;
+}
+
+int32_t ra_first_target(const ra_ring *ring, int rank) {
+    const int32_t member = member_of(ring, rank);
+    return member < 0 ? -1 : ring->first_target[member];
+}
+
+int64_t ra_targets_of(const ra_ring *ring, int rank) {
+    int64_t count = 0;
+    for (int32_t t = ra_first_target(ring, rank); t >= 0; t = ring->next_target[t]) count++;
+    return count;
 }
 
 /* Threads each member's targets, in their order, so that nobody searches all of them for one member's. */
@@ -228,10 +239,27 @@ static bool prepare(builder *b) {
     return true;
 }
 
+static bool list_by_rank(ra_arena *arena, int ranks, ra_rings *rings) {
+    int64_t total = 0;
+    for (int64_t i = 0; i < rings->count; i++) total += rings->rings[i].member_count;
+    rings->first_of_rank = ra_arena_take(arena, (int64_t)ranks + 2, sizeof(int64_t));
+    rings->by_rank = ra_arena_take(arena, total, sizeof(int32_t));
+    if (arena->failed) return false;
+    int64_t *start = rings->first_of_rank + 1; /* filling moves every start to the next one */
+    for (int64_t i = 0; i < rings->count; i++)
+        for (int64_t m = 0; m < rings->rings[i].member_count; m++) start[rings->rings[i].members[m] + 1]++;
+    for (int rank = 0; rank < ranks; rank++) start[rank + 1] += start[rank];
+    for (int64_t i = 0; i < rings->count; i++)
+        for (int64_t m = 0; m < rings->rings[i].member_count; m++)
+            rings->by_rank[start[rings->rings[i].members[m]]++] = (int32_t)i;
+    return true;
+}
+
 ra_status ra_rings_create(ra_arena *arena, const ra_config *config, int rank, int ranks, ra_rings *rings) {
     *rings = (ra_rings){0};
     builder b = {.arena = arena, .config = config, .rank = rank, .ranks = ranks, .out = rings};
     bool ok = prepare(&b);
     for (int64_t i = 0; ok && i < rings->class_count; i++) ok = add_class(&b, (int32_t)i);
+    ok = ok && list_by_rank(arena, ranks, rings);
     return ok ? RA_OK : ra_fail(RA_NOMEM, "no memory for the plan's rings");
 }

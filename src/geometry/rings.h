@@ -43,7 +43,7 @@ typedef struct ra_ring {
     int64_t member_count, source_count, target_count;
     int32_t *members;           /* ascending ranks */
     ra_part *sources, *targets; /* keys, queries; by position (striped: by rank) */
-    int32_t *first_target;      /* of each member, */
+    int32_t *first_target;      /* of each member (ra_first_target), */
     int32_t *next_target;       /* and of each target the next one of its member; -1: none */
     /* A bucket is either `bundle` whole segments, or one of `slices` slices of `cap` rows of one segment. */
     int64_t cap, slices, bundle, buckets;
@@ -56,10 +56,27 @@ typedef struct ra_rings {
     ra_ring *rings;
     int64_t count, capacity;
     int64_t rounds; /* rings of one round are exchanged together, one round after the other */
+    int32_t *by_rank; /* the rings of rank 0, then those of rank 1, ... (ra_rings_of) */
+    int64_t *first_of_rank;
 } ra_rings;
 
 /* All rings of the configuration over `ranks`. A ring without keys or without queries does not appear. With replicated queries
  * the rings are those of `rank` alone: all queries against its own keys, and nothing to exchange. */
 ra_status ra_rings_create(ra_arena *arena, const ra_config *config, int rank, int ranks, ra_rings *rings);
+
+/* The rings that a rank is a member of, in their order. Of millions of rings on thousands of ranks these are few. */
+typedef struct ra_ring_list {
+    const int32_t *list;
+    int64_t count;
+} ra_ring_list;
+static inline ra_ring_list ra_rings_of(const ra_rings *rings, int rank) {
+    const int64_t first = rings->first_of_rank[rank];
+    return (ra_ring_list){rings->by_rank + first, rings->first_of_rank[rank + 1] - first};
+}
+
+/* The first target of a rank, or -1: next_target knows the others. */
+int32_t ra_first_target(const ra_ring *ring, int rank);
+/* How many it has. */
+int64_t ra_targets_of(const ra_ring *ring, int rank);
 
 #endif

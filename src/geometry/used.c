@@ -21,8 +21,9 @@ static int64_t add_part(const ra_ring *ring, const ra_part *part, ra_span heads,
 
 int64_t ra_used_sets(const ra_route *route, int rank, bool queries, bool shared, ra_used *sets, int64_t most) {
     int64_t group = queries ? route->config->heads / route->config->kv_heads : 1, count = 0;
-    for (int64_t i = 0; i < route->rings.count; i++) {
-        const ra_ring *ring = &route->rings.rings[i];
+    const ra_ring_list own = ra_rings_of(&route->rings, rank);
+    for (int64_t i = 0; i < own.count; i++) {
+        const ra_ring *ring = &route->rings.rings[own.list[i]];
         const ra_part *parts = queries ? ring->targets : ring->sources;
         if (shared && ring->channel < 0) continue;
         for (int64_t p = 0; p < (queries ? ring->target_count : ring->source_count); p++) {

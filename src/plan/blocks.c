@@ -10,24 +10,17 @@ static ra_span rows_of(const ra_blocks *b, int block, int64_t rows) {
 ra_span ra_block_queries(const ra_blocks *b, int block) { return rows_of(b, block, b->route.config->seq_q); }
 ra_span ra_block_keys(const ra_blocks *b, int block) { return rows_of(b, block, b->route.config->seq_k); }
 
-static bool find_rings(ra_arena *arena, ra_blocks *b) {
+/* Of the block of queries that has most. */
+static int64_t most_items(const ra_blocks *b) {
     const ra_rings *rings = &b->route.rings;
-    int64_t total = 0;
-    for (int64_t i = 0; i < rings->count; i++) total += rings->rings[i].target_count;
-    b->first = ra_arena_take(arena, b->count + 2, sizeof(int32_t));
-    b->rings = ra_arena_take(arena, total, sizeof(int32_t));
-    if (arena->failed) return false;
-    int32_t *start = b->first + 1; /* filling moves every start to the next one */
-    for (int64_t i = 0; i < rings->count; i++)
-        for (int64_t t = 0; t < rings->rings[i].target_count; t++) start[rings->rings[i].targets[t].rank + 1]++;
-    for (int i = 0; i < b->count; i++) {
-        b->items = ra_max(b->items, start[i + 1] * (int64_t)RA_ITEMS_MAX);
-        start[i + 1] += start[i];
+    int64_t most = 0;
+    for (int block = 0; block < b->count; block++) {
+        const ra_ring_list own = ra_rings_of(rings, block);
+        int64_t targets = 0;
+        for (int64_t i = 0; i < own.count; i++) targets += ra_targets_of(&rings->rings[own.list[i]], block);
+        most = ra_max(most, targets * RA_ITEMS_MAX);
     }
-    for (int64_t i = 0; i < rings->count; i++)
-        for (int64_t t = 0; t < rings->rings[i].target_count; t++)
-            b->rings[start[rings->rings[i].targets[t].rank]++] = (int32_t)i;
-    return true;
+    return most;
 }
 
 /* In a contiguous layout a rank has one part of a ring at most, and parts are in the order of ranks. */
@@ -42,13 +35,14 @@ static const ra_part *part_of(const ra_part *parts, int64_t count, int rank) {
 }
 
 int64_t ra_block_items(const ra_blocks *b, int queries, int keys, ra_item *items) {
+    const ra_ring_list own = ra_rings_of(&b->route.rings, queries);
     int64_t count = 0;
-    for (int32_t i = b->first[queries]; i < b->first[queries + 1]; i++) {
-        const ra_ring *ring = &b->route.rings.rings[b->rings[i]];
+    for (int64_t i = 0; i < own.count; i++) {
+        const ra_ring *ring = &b->route.rings.rings[own.list[i]];
         const ra_part *source = part_of(ring->sources, ring->source_count, keys),
                       *target = part_of(ring->targets, ring->target_count, queries);
-        if (!source) continue;
-        const ra_piece whole = {.ring = b->rings[i],
+        if (!source || !target) continue;
+        const ra_piece whole = {.ring = own.list[i],
                                 .source = (int32_t)(source - ring->sources),
                                 .repeats = ring->repeat,
                                 .rows = source->rows.count};
@@ -58,6 +52,7 @@ int64_t ra_block_items(const ra_blocks *b, int queries, int keys, ra_item *items
 }
 
 static bool count_visits(ra_arena *arena, ra_blocks *b) {
+    b->items = most_items(b);
     ra_item *items = ra_arena_take(arena, b->items, sizeof(ra_item));
     b->visits = ra_arena_take(arena, b->count, sizeof(int32_t));
     if (arena->failed) return false;
@@ -75,5 +70,5 @@ ra_status ra_blocks_create(ra_arena *arena, const ra_config *c, int64_t rows, ra
     RA_TRY(ra_route_create(arena, c, 0, b->count, 0, &b->route));
     b->rows_q = ra_block_queries(b, 0).count;
     b->rows_k = ra_block_keys(b, 0).count;
-    return find_rings(arena, b) && count_visits(arena, b) ? RA_OK : ra_fail(RA_NOMEM, "no memory for %d blocks", b->count);
+    return count_visits(arena, b) ? RA_OK : ra_fail(RA_NOMEM, "no memory for %d blocks", b->count);
 }

@@ -19,7 +19,6 @@ typedef struct ra_blocks {
     int count;
     int64_t rows;           /* that a block may have */
     int64_t rows_q, rows_k; /* of the largest block */
-    int32_t *first, *rings; /* rings with queries of block i: rings[first[i]] .. rings[first[i + 1] - 1] */
     int64_t items;          /* most of two blocks that meet */
     int32_t *visits;        /* how many blocks of queries meet the keys of block i */
 } ra_blocks;

@@ -118,8 +118,7 @@ static void add_source(const ra_path *path, int64_t distance, bool down, int64_t
 
 static void add_ring_bound(const bound_request *request, int32_t ring_index, channel_bound *sums) {
     const ra_ring *ring = &request->route->rings.rings[ring_index];
-    int64_t targets = 0;
-    for (int64_t t = 0; t < ring->target_count; t++) targets += ring->targets[t].rank == request->rank;
+    const int64_t targets = ra_targets_of(ring, request->rank);
     for (int64_t s = 0; s < ring->source_count; s++) {
         ra_piece largest = {
             .ring = ring_index, .repeats = ring->bundle, .rows = ra_min(ring->cap, ring->sources[s].rows.count)};
@@ -160,8 +159,7 @@ static bool direct_bound(ra_arena *arena, const ra_route *route, const ra_own_ch
         for (int64_t r = 0; r < channel->ring_count; r++) {
             const ra_ring *ring = &route->rings.rings[channel->rings[r]];
             sources += ring->source_count;
-            for (int64_t t = 0; t < ring->target_count; t++)
-                if (ring->targets[t].rank == rank) most->step_items += ring->source_count * RA_ITEMS_MAX;
+            most->step_items += ra_targets_of(ring, rank) * ring->source_count * RA_ITEMS_MAX;
         }
         ra_piece *pieces = ra_arena_take(arena, sources, sizeof *pieces);
         if (!pieces) return false;

@@ -67,16 +67,16 @@ static int64_t over_batch(const ra_config *c, const ra_ring *ring, const ra_clas
 /* (query row, query head) pairs over the batch with a key in this class, or pairs with the keys themselves. */
 int64_t ra_count_over_rings(const ra_route *route, int rank, bool covered) {
     const ra_config *c = route->config;
+    const ra_ring_list own = ra_rings_of(&route->rings, rank);
     int64_t sum = 0;
-    for (int64_t i = 0; i < route->rings.count; i++) {
-        const ra_ring *ring = &route->rings.rings[i];
+    for (int64_t i = 0; i < own.count; i++) {
+        const ra_ring *ring = &route->rings.rings[own.list[i]];
         const ra_class *class = &route->rings.classes[ring->class_index];
         int64_t heads = class->heads.count * (c->heads / c->kv_heads);
         counter count =
             covered ? (class->residue ? covered_residue : covered_lattice) : (class->residue ? pairs_residue : pairs_lattice);
-        for (int64_t t = 0; t < ring->target_count; t++)
-            if (ring->targets[t].rank == rank)
-                sum = ra_sat_add(sum, ra_sat_mul(heads, over_batch(c, ring, class, span_of(&ring->targets[t].rows), count)));
+        for (int32_t t = ra_first_target(ring, rank); t >= 0; t = ring->next_target[t])
+            sum = ra_sat_add(sum, ra_sat_mul(heads, over_batch(c, ring, class, span_of(&ring->targets[t].rows), count)));
     }
     return sum;
 }
@@ -171,10 +171,10 @@ static int64_t pairs_of_own_keys(const ra_route *route, int rank) {
         const ra_ring *ring = &route->rings.rings[r];
         int64_t heads = route->rings.classes[ring->class_index].heads.count * (c->heads / c->kv_heads);
         for (int64_t s = 0; s < ring->source_count; s++)
-            for (int64_t t = 0; t < ring->target_count; t++) {
+            for (int32_t t = ra_first_target(ring, rank); t >= 0; t = ring->next_target[t]) {
                 ra_piece whole = {.ring = (int32_t)r, .source = (int32_t)s, .repeats = 1, .rows = ring->sources[s].rows.count};
                 ra_item items[RA_ITEMS_MAX];
-                int64_t count = ring->targets[t].rank == rank ? ra_items(route, &whole, &ring->targets[t], false, items) : 0;
+                int64_t count = ra_items(route, &whole, &ring->targets[t], false, items);
                 for (int64_t i = 0; i < count; i++) sum = ra_sat_add(sum, ra_sat_mul(heads, pairs_of_item(c, ring, &items[i])));
             }
     }
@@ -184,11 +184,11 @@ static int64_t pairs_of_own_keys(const ra_route *route, int rank) {
 /* ----------------------------------------------------------------------------------------------------------- public */
 
 static int64_t count_items(const ra_route *route, const ra_view *view) {
+    const ra_ring_list own = ra_rings_of(&route->rings, view->rank);
     int64_t items = 0;
-    for (int64_t i = 0; i < route->rings.count; i++) {
-        const ra_ring *ring = &route->rings.rings[i];
-        for (int64_t t = 0; t < ring->target_count; t++)
-            if (ring->targets[t].rank == view->rank) items += ring->source_count;
+    for (int64_t i = 0; i < own.count; i++) {
+        const ra_ring *ring = &route->rings.rings[own.list[i]];
+        items += ra_targets_of(ring, view->rank) * ring->source_count;
     }
     return items;
 }

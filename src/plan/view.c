@@ -13,18 +13,15 @@ static int by_round(const void *a, const void *b) {
 
 /* Items that the ring's sources can make on this rank when they all are at home. */
 static int64_t ring_items(const ra_ring *ring, int rank) {
-    int64_t targets = 0;
-    for (int64_t t = 0; t < ring->target_count; t++) targets += ring->targets[t].rank == rank;
-    return targets * ring->source_count * RA_ITEMS_MAX;
+    return ra_targets_of(ring, rank) * ring->source_count * RA_ITEMS_MAX;
 }
 
 static bool meets_once(const ra_route *route, int rank) {
     if (route->config->combine == RA_COMBINE_MIX && route->config->branches > 1) return false;
-    for (int64_t i = 0; i < route->rings.count; i++) {
-        const ra_ring *ring = &route->rings.rings[i];
-        bool mine = false;
-        for (int64_t t = 0; t < ring->target_count && !mine; t++) mine = ring->targets[t].rank == rank;
-        if (mine && (ring->source_count > 1 || ring->buckets > 1)) return false;
+    const ra_ring_list own = ra_rings_of(&route->rings, rank);
+    for (int64_t i = 0; i < own.count; i++) {
+        const ra_ring *ring = &route->rings.rings[own.list[i]];
+        if (ra_first_target(ring, rank) >= 0 && (ring->source_count > 1 || ring->buckets > 1)) return false;
     }
     return true;
 }
@@ -71,23 +68,33 @@ static bool find_shared(ra_arena *arena, const ra_route *route, int rank, bool q
     return true;
 }
 
+/* The rank's channels, and its rings that exchange nothing. */
+static bool find_rings(ra_arena *arena, const ra_route *route, ra_view *view) {
+    const ra_ring_list own = ra_rings_of(&route->rings, view->rank);
+    view->own = ra_arena_take(arena, own.count, sizeof(ra_own_channel));
+    view->local = ra_arena_take(arena, own.count, sizeof(int32_t));
+    if (arena->failed) return false;
+    int64_t shared = 0;
+    for (int64_t i = 0; i < own.count; i++) {
+        const ra_ring *ring = &route->rings.rings[own.list[i]];
+        if (ring->channel >= 0) {
+            const ra_channel *channel = &route->channels[ring->channel];
+            view->own[shared++] = (ra_own_channel){channel, ra_channel_member(channel, view->rank)};
+        } else {
+            view->local[view->local_count++] = own.list[i];
+            view->local_items += ring_items(ring, view->rank);
+        }
+    }
+    qsort(view->own, (size_t)shared, sizeof *view->own, by_round);
+    for (int64_t i = 0; i < shared; i++) /* several rings may share a channel */
+        if (i == 0 || view->own[i].channel != view->own[i - 1].channel) view->own[view->own_count++] = view->own[i];
+    return true;
+}
+
 ra_status ra_view_create(ra_arena *arena, const ra_route *route, int rank, ra_view *view) {
     const ra_config *c = route->config;
     *view = (ra_view){.rank = rank, .ranks = route->ranks};
-    view->own = ra_arena_take(arena, route->channel_count, sizeof(ra_own_channel));
-    view->local = ra_arena_take(arena, route->rings.count, sizeof(int32_t));
-    if (arena->failed) return ra_fail(RA_NOMEM, "no memory for the plan of rank %d", rank);
-    for (int64_t i = 0; i < route->channel_count; i++) {
-        int64_t member = ra_channel_member(&route->channels[i], rank);
-        if (member >= 0) view->own[view->own_count++] = (ra_own_channel){&route->channels[i], member};
-    }
-    qsort(view->own, (size_t)view->own_count, sizeof *view->own, by_round);
-    for (int64_t i = 0; i < route->rings.count; i++) {
-        const ra_ring *ring = &route->rings.rings[i];
-        if (ring->channel >= 0 || ring->members[0] != rank) continue;
-        view->local[view->local_count++] = (int32_t)i;
-        view->local_items += ring_items(ring, rank);
-    }
+    if (!find_rings(arena, route, view)) return ra_fail(RA_NOMEM, "no memory for the plan of rank %d", rank);
     view->rows_q = c->placement == RA_REPLICATED ? c->seq_q : ra_shard_of(c->layout, rank, route->ranks, c->seq_q).count;
     view->rows_k = ra_shard_of(c->layout, rank, route->ranks, c->seq_k).count;
     view->keys = ra_most_keys(route, rank);

@@ -56,8 +56,7 @@ static bool add_items(ra_call *call, const ra_piece *piece, const ra_item_views 
     const ra_plan *plan = call->plan;
     const ra_ring *ring = &plan->route.rings.rings[piece->ring];
     bool first = packed && views->dk.data && call->device->begins, begun = false;
-    for (int64_t t = 0; t < ring->target_count; t++) {
-        if (ring->targets[t].rank != plan->view.rank) continue;
+    for (int32_t t = ra_first_target(ring, plan->view.rank); t >= 0; t = ring->next_target[t]) {
         ra_item *items = &call->entry->items[call->item_count];
         int64_t count = ra_items(&plan->route, piece, &ring->targets[t], packed, items);
         if (packed) look_at_packed(views, items, count);
