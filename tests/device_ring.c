@@ -10,6 +10,8 @@
 
 static void draw_case(test_case *c, test_rng *rng, int64_t n) {
     device_case_random(c, rng, n % 10 ? 40 : 120, 5);
+    if (n % 8 == 3) c->desc.schedule = RA_SCHEDULE_GATHER;
+    if (n % 8 == 6) c->desc.query_placement = RA_REPLICATED, c->desc.schedule = RA_SCHEDULE_AUTO;
 }
 
 static void every_mode_matches_the_reference(void **state) {
