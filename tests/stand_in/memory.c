@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include "device/cuda/backend.h"
+#include "orders.h"
 #include "streams.h"
 
 static ra_status refuse(ra_cuda_error *error, ra_status status, const char *sentence) {
@@ -60,6 +61,8 @@ typedef struct block {
     int gpu; /* -1: it is the host's */
     size_t bytes, pages;
     int file;
+    bool opened; /* it is another process's */
+    order_uses uses;
     struct block *next;
 } block;
 
@@ -76,7 +79,7 @@ static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static block *blocks;
 
 /* Takes the file over. NULL: it cannot be mapped. */
-static char *add_block(int file, size_t bytes, size_t pages, int gpu) {
+static char *add_block(int file, size_t bytes, size_t pages, int gpu, bool opened) {
     block *made = malloc(sizeof *made);
     void *first = made ? mmap(NULL, pages + PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0) : MAP_FAILED;
     if (first == MAP_FAILED) {
@@ -84,7 +87,12 @@ static char *add_block(int file, size_t bytes, size_t pages, int gpu) {
         close(file);
         return NULL;
     }
-    *made = (block){.memory = (char *)first + pages - bytes, .gpu = gpu, .bytes = bytes, .pages = pages, .file = file};
+    *made = (block){.memory = (char *)first + pages - bytes,
+                    .gpu = gpu,
+                    .bytes = bytes,
+                    .pages = pages,
+                    .file = file,
+                    .opened = opened};
     pthread_mutex_lock(&mutex);
     made->next = blocks;
     blocks = made;
@@ -101,6 +109,7 @@ static void remove_block(void *memory) {
     pthread_mutex_unlock(&mutex);
     munmap(gone->memory + gone->bytes - gone->pages, gone->pages + PAGE);
     close(gone->file);
+    order_free_uses(&gone->uses);
     free(gone);
 }
 
@@ -108,7 +117,7 @@ static void remove_block(void *memory) {
 static ra_status allocate(int64_t bytes, int gpu, void **memory, ra_cuda_error *error) {
     const size_t size = ((size_t)bytes + 255) / 256 * 256 + 256, pages = (size + PAGE - 1) / PAGE * PAGE;
     const int file = memfd_create("stand-in", MFD_CLOEXEC);
-    *memory = file >= 0 && ftruncate(file, (off_t)pages) == 0 ? add_block(file, size, pages, gpu) : NULL;
+    *memory = file >= 0 && ftruncate(file, (off_t)pages) == 0 ? add_block(file, size, pages, gpu, false) : NULL;
     if (!*memory) return refuse(error, RA_NOMEM, "memfd_create failed");
     memset(*memory, 0xff, size); /* NaN in every type */
     return RA_OK;
@@ -136,21 +145,36 @@ ra_status ra_cuda_backend_import(const char *text, void **memory, ra_cuda_error 
     if (getenv("RINGATTN_STAND_IN_REFUSES")) return refuse(error, RA_DEVICE, "the stand-in opens no memory");
     snprintf(path, sizeof path, "/proc/%ld/fd/%d", (long)given.process, given.file);
     const int file = open(path, O_RDWR | O_CLOEXEC);
-    if (file >= 0) *memory = add_block(file, given.bytes, given.pages, current);
+    if (file >= 0) *memory = add_block(file, given.bytes, given.pages, current, true);
     return *memory ? RA_OK : refuse(error, RA_DEVICE, "there is no such memory");
 }
 
 void ra_cuda_backend_release(void *memory) { remove_block(memory); }
 
+/* With the lock held. The block in which the memory lies, or NULL. */
+static block *block_of(const char *memory) {
+    block *b = blocks;
+    while (b && (memory < b->memory || memory >= b->memory + b->bytes)) b = b->next;
+    return b;
+}
+
 /* Is the memory of a block? *gpu: whose; -1: the host's. */
 static bool is_known(const void *memory, int *gpu) {
-    const char *at = memory;
     pthread_mutex_lock(&mutex);
-    const block *b = blocks;
-    while (b && (at < b->memory || at >= b->memory + b->bytes)) b = b->next;
+    const block *b = block_of(memory);
     *gpu = b ? b->gpu : -1;
     pthread_mutex_unlock(&mutex);
     return b != NULL;
+}
+
+void memory_use(void *stream, const void *memory, int64_t bytes, bool writes) {
+    pthread_mutex_lock(&mutex);
+    block *b = block_of(memory);
+    if (b && b->gpu >= 0 && !b->opened) {
+        const int64_t begin = (const char *)memory - b->memory;
+        order_use(stream, &b->uses, begin, begin + bytes, writes);
+    }
+    pthread_mutex_unlock(&mutex);
 }
 
 void ra_cuda_backend_free(void *memory) {
@@ -192,8 +216,12 @@ ra_status ra_cuda_backend_copy(void *to, const void *from, int64_t bytes, void *
     copy_call *call = malloc(sizeof *call);
     if (!call) return refuse(error, RA_NOMEM, "no memory for a copy");
     *call = (copy_call){to, from, bytes};
+    memory_use(stream, from, bytes, false);
+    memory_use(stream, to, bytes, true);
     const long ticket = stream_enqueue(stream, run_copy, call);
-    if (!known_to || !known_from) stream_wait(stream, ticket);
+    if (known_to && known_from) return RA_OK;
+    stream_wait(stream, ticket);
+    order_host_wait_all(stream);
     return RA_OK;
 }
 
@@ -237,6 +265,7 @@ bool ra_cuda_backend_capturing(void *stream) {
 ra_status ra_cuda_backend_synchronize(void *stream, ra_cuda_error *error) {
     (void)error;
     stream_wait(stream, 0);
+    order_host_wait_all(stream);
     return RA_OK;
 }
 
@@ -291,6 +320,7 @@ typedef struct event {
     int gpu;
     void *stream;
     long ticket; /* of the latest mark */
+    order *order;
     double seconds;
 } event;
 
@@ -320,6 +350,7 @@ ra_status ra_cuda_backend_mark(void *stream, void **made, ra_cuda_error *error) 
     pthread_mutex_lock(&mutex);
     e->stream = stream;
     e->ticket = ticket;
+    order_mark(stream, &e->order);
     pthread_mutex_unlock(&mutex);
     return RA_OK;
 }
@@ -329,6 +360,7 @@ ra_status ra_cuda_backend_between(void *start, void *end, double *seconds, ra_cu
     event a = read_event(start), b = read_event(end);
     stream_wait(a.stream, a.ticket);
     stream_wait(b.stream, b.ticket);
+    order_host_wait(b.order);
     *seconds = read_event(end).seconds - read_event(start).seconds;
     return RA_OK;
 }
@@ -343,7 +375,10 @@ static void run_wait(void *arg) {
 ra_status ra_cuda_backend_wait(void *stream, void *made, ra_cuda_error *error) {
     event *moment = malloc(sizeof *moment);
     if (!moment) return refuse(error, RA_NOMEM, "no memory to wait for an event");
-    *moment = read_event(made);
+    pthread_mutex_lock(&mutex);
+    *moment = *(const event *)made;
+    order_wait(stream, moment->order);
+    pthread_mutex_unlock(&mutex);
     stream_enqueue(stream, run_wait, moment);
     return RA_OK;
 }
@@ -352,11 +387,13 @@ ra_status ra_cuda_backend_passed(void *made, bool *passed, ra_cuda_error *error)
     (void)error;
     const event e = read_event(made);
     *passed = stream_passed(e.stream, e.ticket);
+    if (*passed) order_host_wait(e.order);
     return RA_OK;
 }
 
 void ra_cuda_backend_forget(void *made) {
     const event e = read_event(made);
     stream_wait(e.stream, e.ticket);
+    free(e.order);
     free(made);
 }

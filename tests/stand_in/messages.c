@@ -25,10 +25,31 @@ static void run_message(void *arg) {
     free(call);
 }
 
+static void run_clear(const message_call *call);
+static void run_pack(const message_call *call);
+static void run_unpack_add(const message_call *call);
+static void run_add(const message_call *call);
+static void run_merge(const message_call *call);
+
+/* Of messages: nobody else has the other tensors. */
+static void use_memory(const message_call *c, void *stream) {
+    const ra_problem *p = &c->problem;
+    const int64_t packed = c->box.batch * c->box.heads.count * c->box.repeats * c->box.rows * c->box.dim,
+                  state = p->batch * p->rows_q * p->heads * (p->head_dim + 2);
+    const int64_t sums = (int64_t)sizeof(float) * (c->run == run_merge        ? state
+                                                   : c->run == run_unpack_add ? packed
+                                                                              : c->count);
+    if (c->run == run_clear) memory_use(stream, c->to, c->count, true);
+    if (c->run == run_pack) memory_use(stream, c->to, packed * (int64_t)ra_dtype_size(c->dtype), true);
+    if (c->run == run_unpack_add || c->run == run_add || c->run == run_merge) memory_use(stream, c->from, sums, false);
+    if (c->run == run_add || c->run == run_merge) memory_use(stream, c->to, sums, true);
+}
+
 static ra_status enqueue(const message_call *wanted, void *stream) {
     message_call *call = malloc(sizeof *call);
     if (!call) abort();
     *call = *wanted;
+    use_memory(call, stream);
     stream_enqueue(stream, run_message, call);
     return RA_OK;
 }

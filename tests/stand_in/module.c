@@ -49,6 +49,8 @@ typedef struct call {
     bool gaps;
 } call;
 
+static void run_backward(call *c);
+
 static void *copy_of(const void *from, int64_t count, size_t size) {
     if (!from) return NULL;
     void *to = malloc((size_t)count * size + 1);
@@ -83,6 +85,33 @@ static bool is_near(const call *c) {
     return true;
 }
 
+/* The bytes between the first and the last key of an item in a view. */
+static void use_keys(const ra_problem *p, const ra_item *item, ra_tensor view, int64_t size, bool writes, void *stream) {
+    const struct {
+        int64_t count, step;
+    } ways[] = {{p->batch, view.batch},
+                {item->heads.count, view.head},
+                {item->k.count, view.row * item->k.row_step},
+                {item->loop[0].repeat, view.row * item->loop[0].k_row},
+                {item->loop[1].repeat, view.row * item->loop[1].k_row}};
+    int64_t first = item->k.row * view.row, last = first;
+    for (size_t i = 0; i < sizeof ways / sizeof *ways; i++) {
+        const int64_t far = (ways[i].count - 1) * ways[i].step;
+        *(far < 0 ? &first : &last) += far;
+    }
+    if (view.data) memory_use(stream, (char *)view.data + first * size, (last - first + p->head_dim) * size, writes);
+}
+
+static void use_items(const call *c, const ra_problem *p, const ra_item *items, int64_t count, void *stream) {
+    const bool sums = c->run == run_backward && !c->backward.single;
+    for (const ra_item *item = items; item < items + count; item++) {
+        use_keys(p, item, item->k_view, (int64_t)ra_dtype_size(p->dtype), false, stream);
+        use_keys(p, item, item->v_view, (int64_t)ra_dtype_size(p->dtype), false, stream);
+        if (sums) use_keys(p, item, item->dk_view, sizeof(float), true, stream);
+        if (sums) use_keys(p, item, item->dv_view, sizeof(float), true, stream);
+    }
+}
+
 /* items and used may be NULL. */
 static ra_status enqueue(call wanted, const ra_problem *p, const ra_item *items, int64_t item_count, const ra_used_rows *used,
                          void *stream, ra_cuda_error *error) {
@@ -99,6 +128,7 @@ static ra_status enqueue(call wanted, const ra_problem *p, const ra_item *items,
     for (int64_t i = 0; i < item_count; i++) c->problem.keys = ra_max(c->problem.keys, items[i].k.count); /* joined ones */
     c->used = used ? *used : (ra_used_rows){.modulus = 1};
     c->used.sets = copy_of(c->used.sets, c->used.count, sizeof(ra_used));
+    use_items(&wanted, p, items, item_count, stream);
     stream_enqueue(stream, run_call, c);
     return RA_OK;
 }

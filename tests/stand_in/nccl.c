@@ -262,6 +262,8 @@ RA_API int ncclCommGetAsyncError(void *comm_, int *state) {
     if (c->pending && c->delays-- <= 0) {
         c->running++;
         c->stream = c->pending->stream;
+        for (const message *m = c->pending->messages; m < c->pending->messages + c->pending->count; m++)
+            memory_use(c->stream, m->memory, (int64_t)m->bytes, m->receiving);
         stream_enqueue(c->stream, run_group, c->pending);
         c->pending = NULL;
     }

@@ -4,6 +4,7 @@
 #define RA_TESTS_STAND_IN_STREAMS_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
 /* Runs work(arg) on the thread of a stream, after all that was enqueued there before. `stream` is any address; NULL has a
  * thread, too. Returns a ticket. */
@@ -19,6 +20,8 @@ int stream_gpu(void *stream);
 void stream_slow_down(const char *variable);
 /* May a kernel on the calling thread's GPU use this memory? Not if it is another GPU's. */
 bool memory_is_near(const void *memory);
+/* The stream's next work reads or writes this memory (orders.h). */
+void memory_use(void *stream, const void *memory, int64_t bytes, bool writes);
 /* Waits until everything that was enqueued on any stream that a GPU may have is done; -1: on any stream at all. */
 void stream_wait_all(int gpu);
 
