@@ -286,11 +286,16 @@ class RingMultiheadDilatedAttention(nn.Module):
             return is_causal
         if self.is_divided:
             raise ValueError("attn_mask is not supported on a group of processes: give is_causal=True instead")
+        rows, keys = query.shape[1], key.shape[1]
         if torch.compiler.is_compiling():
             if not is_causal:
                 raise ValueError("attn_mask is not supported in a compiled graph: give is_causal=True")
+            if rows != keys:  # the mask may put the first query at the first key, and its values cannot be looked at here
+                raise ValueError(
+                    f"attn_mask is not supported in a compiled graph with {rows} queries and {keys} keys: give is_causal=True "
+                    f"alone, which puts the last query at the last key"
+                )
             return True
-        rows, keys = query.shape[1], key.shape[1]
         mask = attn_mask if attn_mask.dtype == torch.bool else attn_mask != 0
         if attn_mask.dtype != torch.bool and bool(torch.any(mask & (attn_mask != float("-inf")))):
             raise ValueError("attn_mask adds numbers to the scores; only a causal mask (-inf after each query) is supported")

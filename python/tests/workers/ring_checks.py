@@ -303,6 +303,17 @@ def messages_are_on_the_cpu_whatever_the_default_device():
 
 
 @check
+def an_argument_that_one_rank_alone_gives_is_told_to_the_others():
+    import ringattn
+
+    x = torch.randn(1, 4, 2, 8)
+    for wrong in ({"attn_mask": x}, {"no_such_argument": 1}):
+        mine = wrong if dist.get_rank() == 1 else {}
+        kind = (TypeError, ValueError) if mine else ringattn.RingattnError
+        raises(kind, next(iter(wrong)), ringattn.attention, x, x, x, group=dist.group.WORLD, **mine)
+
+
+@check
 def a_sparse_gradient_is_refused_by_name():
     import ringattn
 
