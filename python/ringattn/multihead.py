@@ -315,7 +315,10 @@ class RingMultiheadDilatedAttention(nn.Module):
         if mask is None:
             return None
         if mask.shape != key.shape[:2]:
-            raise ValueError(f"key_padding_mask has shape {tuple(mask.shape)}; it must be {tuple(key.shape[:2])}")
+            reason = f"key_padding_mask has shape {tuple(mask.shape)}; it must be {tuple(key.shape[:2])}"
+            if self.is_divided:
+                _dist.resolve(key_of(self.group)).refuse(reason)  # the others wait for this rank's range
+            raise ValueError(reason)
         return range_of_mask(mask, key_of(self.group) if self.is_divided else "", self.attention.layout)
 
     def extra_repr(self) -> str:

@@ -311,6 +311,10 @@ def an_argument_that_one_rank_alone_gives_is_told_to_the_others():
         mine = wrong if dist.get_rank() == 1 else {}
         kind = (TypeError, ValueError) if mine else ringattn.RingattnError
         raises(kind, next(iter(wrong)), ringattn.attention, x, x, x, group=dist.group.WORLD, **mine)
+    ring, rows = build(group=dist.group.WORLD), shard(data()[0], "contiguous")
+    mask = torch.zeros(rows.size(0), rows.size(1) + (dist.get_rank() == 1), dtype=torch.bool)
+    kind = ValueError if dist.get_rank() == 1 else ringattn.RingattnError
+    raises(kind, "key_padding_mask has shape", ring, rows, key_padding_mask=mask)
 
 
 @check
