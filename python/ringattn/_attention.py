@@ -96,7 +96,11 @@ def attention(
     True
     """
     if unsupported:
-        refuse("attention", unsupported)
+        try:
+            refuse("attention", unsupported)
+        except (TypeError, ValueError) as error:
+            resolve(group).refuse(str(error))  # the other ranks must not wait for this one
+            raise
     given = (
         segment_lengths,
         dilation_rates,
@@ -145,6 +149,10 @@ _for_torch: Any = None
 
 def _torch_attention() -> Any:
     global _for_torch
+    if sys.modules["torch"].compiler.is_compiling():  # a graph that found None below would hold for the first call of all only
+        from .torch import attention as found
+
+        return found
     if _for_torch is None:
         from .torch import attention as _for_torch
     return _for_torch

@@ -12,19 +12,24 @@ from __future__ import annotations
 import hashlib
 import struct
 import weakref
-from typing import Any, Iterable, NamedTuple, Optional
+from typing import TYPE_CHECKING, Any, Iterable, NamedTuple, Optional
 
 import torch
 from torch import nn
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from . import dist as _dist
 from ._average import averages, local
 from .modules import RingDilatedAttention
 
+if TYPE_CHECKING:
+    from .multihead import RingMultiheadDilatedAttention
+
 _BUCKET = 64 << 20  # bytes that are added at once: a copy of all gradients would double them
 _SAMPLES = 64  # elements of a gradient that are looked at
-_WHOLE = "_ringattn_whole"  # set on a parameter whose gradient is added over the ring during backward
-_MARK = "_ringattn_mark"  # the latest `_Mark` of a parameter
+# Of parameters. No attributes of theirs, which are pickled with them.
+_adders: Any = WeakTensorKeyDictionary()  # the `_Adder`, which adds the gradient during backward
+_marks: Any = WeakTensorKeyDictionary()  # the latest `_Mark`
 
 
 class _Gradient(NamedTuple):
@@ -106,7 +111,8 @@ def _gradients(module: Any, where: Any) -> list[_Gradient]:
             raise ValueError(f"the gradient of {name} is sparse; only dense ones are added: make its layer with sparse=False")
         over, factor = average.get(id(p)), None
         seen = None if over is None else over.seen
-        if seen is None and getattr(p, _WHOLE, False):
+        adder = _adders.get(p)
+        if seen is None and adder is not None and adder.ring() is not None:
             continue
         if over is not None:
             ring = where.members() if ring is None else ring
@@ -131,7 +137,7 @@ def _number(text: bytes) -> int:
 def _compare(where: Any, gradients: list[_Gradient], whole_model: bool) -> None:
     """Raises on every rank, before anything is added, if one of them is not like the others."""
     described = [gradient.describe().encode() for gradient in gradients]
-    stale = any(mark.stale() for mark in {getattr(g.parameter, _MARK, None) for g in gradients} - {None})
+    stale = any(mark.stale() for mark in {_marks.get(g.parameter) for g in gradients} - {None})
     sample = _sample(gradients) if whole_model else 0
     records = where.gather("gradients", [_number(b"\n".join(described)), int(stale), sample])
     if any(record[0] != records[0][0] for record in records):
@@ -249,28 +255,43 @@ def _mark(gradients: list[_Gradient]) -> None:
         if watched.grad is not None and bool(local(watched.grad).any()):
             mark = _Mark(watched)
             for other in gradients:
-                setattr(other.parameter, _MARK, mark)
+                _marks[other.parameter] = mark
             return
 
 
 # ------------------------------------------------------------------------------------------------------------- during backward
 
 
-def sync_on_backward(module: nn.Module, group: Any) -> None:
-    """Has each weight's gradient added over the group as soon as backward has it, before it is accumulated.
+class _Adder:
+    """A hook of a weight: adds its gradient over the ring that its module is on, as soon as backward has it, before it is
+    accumulated."""
 
-    The ranks must use the same weights in the same order. `sync_gradients` leaves these weights alone.
-    """
-    where = _dist.resolve(group)
-    if not isinstance(where, _dist.Processes):
-        return
+    def __init__(self, module: RingMultiheadDilatedAttention):
+        self._module = weakref.ref(module)
 
-    def whole(gradient: torch.Tensor) -> torch.Tensor:
+    def ring(self) -> Any:
+        """The processes over which gradients are added; None where they are whole without that."""
+        module = self._module()
+        return _dist.resolve(module.group) if module is not None and module.is_divided else None
+
+    def __call__(self, gradient: torch.Tensor) -> Optional[torch.Tensor]:
+        where = self.ring()
+        if where is None:
+            return None
         total = gradient.contiguous().clone()
         where.add(total.view(-1))
         return total
 
+
+def sync_on_backward(module: RingMultiheadDilatedAttention) -> None:
+    """Has the gradient of each weight that the module has now added over its ring during backward.
+
+    The ranks must use the same weights in the same order. `sync_gradients` leaves these weights alone.
+    """
     for p in module.parameters():
-        if p.requires_grad:
-            p.register_hook(whole)
-            setattr(p, _WHOLE, True)
+        if p in _adders or not p.is_floating_point() or hasattr(p, "to_local"):  # fully_shard's give way to others in backward
+            continue
+        adder, needed = _Adder(module), p.requires_grad
+        p.requires_grad_().register_hook(adder)  # a frozen weight may be thawed later
+        p.requires_grad_(needed)
+        _adders[p] = adder

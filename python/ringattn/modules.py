@@ -223,7 +223,9 @@ class RingDilatedAttention(nn.Module):
         given, dtype, kind = query.dtype, self.dtype, query.device.type
         # Autocast would compute in its own type.
         with contextlib.nullcontext() if kind == "meta" else torch.autocast(kind, enabled=False):
-            result = self.attend(query.to(dtype), key.to(dtype), value.to(dtype), is_causal, key_range, seed, return_lse)
+            # Integers stay what they are, and are refused: a result that is converted back to them would be cut.
+            query, key, value = (x.to(dtype) if x.is_floating_point() else x for x in (query, key, value))
+            result = self.attend(query, key, value, is_causal, key_range, seed, return_lse)
         return (result[0].to(given), result[1]) if return_lse else result.to(given)
 
     def _runs_on(self) -> Any:

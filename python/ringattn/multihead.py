@@ -67,6 +67,10 @@ def _(mask, group, layout):  # type: ignore[no-untyped-def]
     return torch.empty((mask.shape[0], 2), dtype=torch.int64, device="cpu")
 
 
+def _loaded(module: RingMultiheadDilatedAttention, _: Any) -> None:
+    module._add_gradients()
+
+
 class RingMultiheadDilatedAttention(nn.Module):
     """Multi-head attention with projections; weights named, shaped and initialised like those of ``nn.MultiheadAttention``.
 
@@ -76,8 +80,8 @@ class RingMultiheadDilatedAttention(nn.Module):
         segment_lengths, dilation_rates: the branches of a dilated pattern; None for dense attention.
         layer_norm: LongNet's LayerNorm between attention and output projection (``norm.weight``, ``norm.bias``).
         checkpoint: keeps only the inputs for backward and computes the module again there.
-        sync_gradients: on a group of processes, adds the weights' gradients over the ranks during backward. Without it call
-            ``ringattn.sync_gradients(module, group)`` after backward.
+        sync_gradients: on a group of processes, adds the weights' gradients over the ranks during backward, those of a copy of
+            the module, too. Without it call ``ringattn.sync_gradients(module, group)`` after backward.
         Everything else: as in ``RingDilatedAttention``. With ``inputs="full"`` every rank projects all rows, and the weights'
             gradients are whole on every rank.
 
@@ -161,8 +165,22 @@ class RingMultiheadDilatedAttention(nn.Module):
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **place)
         self.norm = nn.LayerNorm(embed_dim, eps=layer_norm_eps, **place) if layer_norm else None
         self.reset_parameters()
-        if sync_gradients and self.attention.inputs == "shard":
-            sync_on_backward(self, self.group)
+        self._sync_gradients = bool(sync_gradients)
+        self._add_gradients()
+        self.register_load_state_dict_post_hook(_loaded)  # assign=True brings other parameters
+
+    def _add_gradients(self) -> None:
+        if self._sync_gradients:
+            sync_on_backward(self)
+
+    def _apply(self, *arguments: Any, **options: Any) -> RingMultiheadDilatedAttention:
+        super()._apply(*arguments, **options)  # to_empty, say, makes other parameters
+        self._add_gradients()
+        return self
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)  # of a copy
+        self._add_gradients()
 
     def reset_parameters(self) -> None:
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
@@ -185,7 +203,7 @@ class RingMultiheadDilatedAttention(nn.Module):
         self.attention.group = group
 
     @property
-    def _divided(self) -> bool:
+    def is_divided(self) -> bool:
         """Whether this process holds some of the rows only."""
         return self.attention.inputs == "shard" and key_of(self.group).startswith(_dist.PROCESSES)
 
@@ -266,13 +284,18 @@ class RingMultiheadDilatedAttention(nn.Module):
         """Whether the call is causal. A mask that says anything else raises."""
         if attn_mask is None:
             return is_causal
-        if self._divided:
+        if self.is_divided:
             raise ValueError("attn_mask is not supported on a group of processes: give is_causal=True instead")
+        rows, keys = query.shape[1], key.shape[1]
         if torch.compiler.is_compiling():
             if not is_causal:
                 raise ValueError("attn_mask is not supported in a compiled graph: give is_causal=True")
+            if rows != keys:  # the mask may put the first query at the first key, and its values cannot be looked at here
+                raise ValueError(
+                    f"attn_mask is not supported in a compiled graph with {rows} queries and {keys} keys: give is_causal=True "
+                    f"alone, which puts the last query at the last key"
+                )
             return True
-        rows, keys = query.shape[1], key.shape[1]
         mask = attn_mask if attn_mask.dtype == torch.bool else attn_mask != 0
         if attn_mask.dtype != torch.bool and bool(torch.any(mask & (attn_mask != float("-inf")))):
             raise ValueError("attn_mask adds numbers to the scores; only a causal mask (-inf after each query) is supported")
@@ -292,8 +315,11 @@ class RingMultiheadDilatedAttention(nn.Module):
         if mask is None:
             return None
         if mask.shape != key.shape[:2]:
-            raise ValueError(f"key_padding_mask has shape {tuple(mask.shape)}; it must be {tuple(key.shape[:2])}")
-        return range_of_mask(mask, key_of(self.group) if self._divided else "", self.attention.layout)
+            reason = f"key_padding_mask has shape {tuple(mask.shape)}; it must be {tuple(key.shape[:2])}"
+            if self.is_divided:
+                _dist.resolve(key_of(self.group)).refuse(reason)  # the others wait for this rank's range
+            raise ValueError(reason)
+        return range_of_mask(mask, key_of(self.group) if self.is_divided else "", self.attention.layout)
 
     def extra_repr(self) -> str:
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any, Optional
 
 import torch
 
 from . import dist as _dist
-from ._arguments import checked_seed, key_ranges
+from ._arguments import checked_seed, checked_shapes, key_ranges
 from ._config import Options, Settings, checked, make_options
 from ._operators import DTYPES, ONE_DEVICE, backward_op, forward_op, number_of, run_backward, run_forward, signed, state_of
 from ._transforms import Backward, Forward, refuse_forward_mode
@@ -106,6 +107,8 @@ _name_of._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 def key_of(group: Any) -> str:
     """The name by which an operator knows a group."""
+    if isinstance(group, int) and not isinstance(group, bool):
+        group = operator.index(group)  # in a graph it may be a symbol, which is no constant
     return "" if group is None else _name_of(group)
 
 
@@ -188,10 +191,16 @@ def _ready(query: Any, key: Any, value: Any) -> tuple[torch.Tensor, torch.Tensor
     if kind == "meta":
         if not key.is_meta or not value.is_meta:
             raise ValueError(ONE_DEVICE.format(query.device, key.device, value.device))
+        checked_shapes(query.shape, key.shape, value.shape, (query.dtype, key.dtype, value.dtype))  # nothing else will
         return query, key, value
     if kind != "cpu" and kind != "cuda":
         raise ValueError(f"query is on {query.device}; cpu and cuda are supported")
     if not torch.is_autocast_enabled(kind):
         return query, key, value
-    dtype = torch.get_autocast_dtype(kind)  # float64 is left alone, as autocast itself does
-    return tuple(x if x.dtype == torch.float64 else x.to(dtype) for x in (query, key, value))  # type: ignore[return-value]
+    dtype = torch.get_autocast_dtype(kind)
+    return tuple(x.to(dtype) if _is_cast(x) else x for x in (query, key, value))  # type: ignore[return-value]
+
+
+def _is_cast(x: torch.Tensor) -> bool:
+    """Whether autocast casts it: float64 and what is no floating-point number are left alone."""
+    return x.is_floating_point() and x.dtype != torch.float64

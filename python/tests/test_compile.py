@@ -1,5 +1,7 @@
 """The operators under torch.compile, torch.library.opcheck and the transforms that watch operators."""
 
+import sys
+
 import pytest
 import ringattn
 import torch
@@ -93,7 +95,11 @@ def test_autocast_and_checkpoints_stay_inside_one_graph():
     same(function, torch.randn(2, 6, 4, 4, requires_grad=True), backend="aot_eager")
 
 
-def test_new_lengths_do_not_need_a_new_graph():
+@pytest.mark.parametrize("first_of_all", [False, True])
+def test_new_lengths_do_not_need_a_new_graph(first_of_all, monkeypatch):
+    torch._dynamo.reset()
+    if first_of_all:
+        monkeypatch.setattr(sys.modules["ringattn._attention"], "_for_torch", None)
     graphs = []
 
     def counting(graph, inputs):
@@ -135,6 +141,22 @@ def test_a_range_of_numbers_may_change():
     x = torch.randn(1, 9, 2, 4)
     for pair in ((0, 5), (1, 5), (2, 9)):
         assert torch.equal(compiled(x, pair), ringattn.attention(x, x, x, key_range=pair))
+
+
+def test_a_number_of_ranks_may_change():
+    compiled = torch.compile(
+        lambda x, group: ringattn.attention(x, x, x, group=group), backend="eager", fullgraph=True, dynamic=True
+    )
+    x = torch.randn(1, 9, 2, 4)
+    for group in (2, 3, None):
+        torch.testing.assert_close(compiled(x, group), ringattn.attention(x, x, x))
+
+
+def test_a_mask_of_other_rows_than_keys_is_refused_in_a_graph():
+    module = ringattn.RingMultiheadDilatedAttention(8, 2)
+    q, k, mask = torch.randn(1, 3, 8), torch.randn(1, 6, 8), torch.ones(3, 6, dtype=torch.bool).triu(1)
+    with pytest.raises(Exception, match="3 queries and 6 keys"):  # torch wraps what is raised while it traces
+        torch.compile(module, backend="eager", fullgraph=True)(q, k, k, attn_mask=mask, is_causal=True)
 
 
 def test_modules_compile_in_one_graph():

@@ -192,6 +192,8 @@ def test_a_given_dtype_is_computed_in_and_converted_back():
     assert torch.equal(out, ringattn.attention(*(x.bfloat16() for x in (q, k, v))).float())
     out.sum().backward()
     assert q.grad.dtype == torch.float32
+    with pytest.raises(ValueError, match="query has dtype torch.int64"):  # the result would be cut to integers
+        ringattn.RingDilatedAttention(dtype=torch.float32)(*(x.detach().long() for x in (q, k, v)))
 
 
 def test_a_given_dtype_is_computed_in_under_autocast_too():

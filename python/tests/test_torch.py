@@ -298,6 +298,9 @@ def test_autocast_computes_in_its_type_and_returns_gradients_in_the_inputs_type(
     assert q.grad.dtype == torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert ringattn.attention(*(x.double() for x in (q, k, v))).dtype == torch.float64
+        for dtype in (torch.int64, torch.complex64):  # torch casts neither
+            with pytest.raises(ValueError, match=f"query has dtype {dtype}"):
+                ringattn.attention(*(x.detach().to(dtype) for x in (q, k, v)))
 
 
 def test_checkpointing_gives_the_same_gradients_dropout_included():
@@ -388,6 +391,12 @@ def test_tensors_that_do_not_fit_are_refused_with_the_reason(change, match):
 def test_meta_tensors_give_shapes():
     out, lse = ringattn.attention(*(x.to("meta") for x in inputs()), return_lse=True)
     assert out.is_meta and out.shape == (2, 20, 6, 8) and lse.shape == (2, 6, 20)
+
+
+def test_meta_tensors_that_do_not_fit_are_refused():
+    q, k, v = (x.to("meta") for x in inputs())
+    with pytest.raises(ValueError, match="batch and head dim must be equal"):
+        ringattn.attention(q, k[..., :4], v[..., :4])
 
 
 def cuda_problem():

@@ -325,7 +325,7 @@ def weights_that_are_whole_already_are_left_alone():
     for wrap in (lambda model: model, ddp, lambda model: fsdp1(model, use_orig_params=True)):  # FSDP drops the hooks
         model = Model(group)
         for block in model.blocks:
-            ringattn.gradients.sync_on_backward(block.attention, group)
+            ringattn.gradients.sync_on_backward(block.attention)
         model = wrap(model)
         train(model, group)
         if hasattr(model, "sharding_strategy"):

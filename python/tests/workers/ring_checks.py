@@ -303,6 +303,21 @@ def messages_are_on_the_cpu_whatever_the_default_device():
 
 
 @check
+def an_argument_that_one_rank_alone_gives_is_told_to_the_others():
+    import ringattn
+
+    x = torch.randn(1, 4, 2, 8)
+    for wrong in ({"attn_mask": x}, {"no_such_argument": 1}):
+        mine = wrong if dist.get_rank() == 1 else {}
+        kind = (TypeError, ValueError) if mine else ringattn.RingattnError
+        raises(kind, next(iter(wrong)), ringattn.attention, x, x, x, group=dist.group.WORLD, **mine)
+    ring, rows = build(group=dist.group.WORLD), shard(data()[0], "contiguous")
+    mask = torch.zeros(rows.size(0), rows.size(1) + (dist.get_rank() == 1), dtype=torch.bool)
+    kind = ValueError if dist.get_rank() == 1 else ringattn.RingattnError
+    raises(kind, "key_padding_mask has shape", ring, rows, key_padding_mask=mask)
+
+
+@check
 def a_sparse_gradient_is_refused_by_name():
     import ringattn
 
@@ -317,6 +332,57 @@ def a_hook_on_construction_synchronises_by_itself():
     x, weight = (shard(y, "contiguous") for y in data())
     loss(ring, x, weight).backward()
     equal_gradients(weight_gradients(ring))
+
+
+@check
+def a_module_that_synchronises_by_itself_still_does_when_its_weights_are_others():
+    import copy
+
+    def assigned(ring):
+        ring.load_state_dict({name: w.clone() for name, w in ring.state_dict().items()}, assign=True)
+        return ring
+
+    def emptied(ring):
+        weights = {name: w.clone() for name, w in ring.state_dict().items()}
+        ring.to("meta").to_empty(device="cpu").load_state_dict(weights)
+        return ring
+
+    def copied_while_frozen(ring):
+        return copy.deepcopy(ring.requires_grad_(False)).requires_grad_()
+
+    for change in (copy.deepcopy, assigned, emptied, copied_while_frozen):
+        ring = change(build(group=dist.group.WORLD, sync_gradients=True))
+        x, weight = (shard(y, "contiguous") for y in data())
+        loss(ring, x, weight).backward()
+        equal_gradients(weight_gradients(ring))
+    ring = build(sync_gradients=True)
+    ring.group = dist.group.WORLD
+    loss(ring, *(shard(y, "contiguous") for y in data())).backward()
+    equal_gradients(weight_gradients(ring))
+
+
+@check
+def a_module_that_synchronises_by_itself_is_compared_with_one_rank():
+    import ringattn
+
+    report = ringattn.check(build(group=dist.group.WORLD, sync_gradients=True), data()[0].detach(), is_causal=True)
+    assert report.ok, str(report)
+
+
+@check
+def a_model_can_be_saved_after_its_gradients_were_synchronised():
+    import io
+
+    import ringattn
+
+    ring = build(group=dist.group.WORLD)
+    loss(ring, *(shard(y, "contiguous") for y in data())).backward()
+    ringattn.sync_gradients(ring, dist.group.WORLD)
+    ring.group, file = None, io.BytesIO()
+    torch.save(ring, file)
+    file.seek(0)
+    same = torch.load(file, weights_only=False)
+    assert torch.equal(same.in_proj_weight, ring.in_proj_weight)
 
 
 @check
