@@ -135,6 +135,8 @@ ra_status group_open(const settings *s, int ranks, group *g) {
 void group_close(group *g) {
     for (int i = 0; i < g->local && g->comms; i++)
         if (g->comms[i] != world) ra_comm_destroy(g->comms[i]);
+    if (status == RA_INVALID) /* too many for one process */
+        ra_fail_context(status, s->command == CMD_MEMORY ? "--ring-sizes: " : "--ring-size: ");
     free(g->comms);
     memset(g, 0, sizeof *g);
 }
