@@ -225,6 +225,12 @@ class Promises(kit.Case):
             self.assertIn(word, again)
         self.ok("verify", "--cases", 3, "--schedule", "merge")
 
+    def test_the_most_hops_of_a_picture_are_those_of_its_cells(self):
+        """A key that several branches read takes the fewest hops of them."""
+        picture = self.json("draw", "--seq", 6, "--segment-lengths", "10,2,7", "--dilation-rates", "1,2,3", "--combine", "mix",
+                            "--dilate-queries", "no", "--window", "0,6", "--heads", 3, "--ring-size", 6)["pictures"][0]
+        self.assertEqual(picture["most_hops"], max(map(max, picture["hops"])))
+
     def test_what_fits_is_printed_with_every_option_that_matters(self):
         value = self.json("plan", "--fit", "--memory-limit", "8M", "--ring-size", 4, "--batch", 2, "--heads", 2,
                           "--head-dim", 16, "--key-range", "5:", "--threads", 3, "--kernel", "scalar", "--scale", 0.25,
