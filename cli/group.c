@@ -114,9 +114,10 @@ void group_end(ra_status status, int code, bool quiet) {
     }
     if (quiet) {
         nanosleep(&(struct timespec){5, 0}, NULL); /* the launcher ends this as soon as the other rank has left */
-        /* Open MPI's has not, so the mistake is this rank's own. (MPICH's does not while no rank has begun with MPI; and if they
-         * have met, the others were told.) */
-        if (!world && getenv("OMPI_COMM_WORLD_RANK")) fprintf(stderr, "ringattn: rank %d: %s\n", group_launcher_rank(), ra_last_error());
+        /* Open MPI's has not, so the mistake is this rank's own. (MPICH's does not while no rank has begun with MPI; and if
+         * they have met, the others were told.) */
+        if (!world && getenv("OMPI_COMM_WORLD_RANK"))
+            fprintf(stderr, "ringattn: rank %d: %s\n", group_launcher_rank(), ra_last_error());
     }
     if (uses_mpi) _exit(code); /* MPI is not finalized now: that could wait for a rank that is gone, or never came */
 }
