@@ -109,14 +109,12 @@ static ra_status bench_rank(const settings *s, const ra_attention_desc *desc, bo
 }
 
 ra_status command_bench(const settings *s, bool *check_failed) {
-    static settings of_rank; /* a rank alone has the machine for itself */
     int ranks = (int)s->ring_size;
     description d;
     bool alone = s->given[OPT_RANK];
     if (!alone) RA_TRY(group_ranks(s, &ranks));
-    of_rank = *s;
-    if (alone && !s->threads) of_rank.threads = ra_max(1, ra_usable_cores());
-    RA_TRY(describe(&of_rank, s->seq.values[0], ranks, &d));
+    RA_TRY(describe(s, s->seq.values[0], ranks, &d));
+    if (alone && !s->threads) d.desc.threads = (int32_t)ra_max(1, ra_usable_cores()); /* it has the machine for itself */
     ra_status status = alone ? bench_rank(s, &d.desc, check_failed) : bench_ring(s, &d.desc, ranks);
     description_free(&d);
     return status;

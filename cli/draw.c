@@ -37,8 +37,8 @@ ra_status draw_hops(const ra_attention_desc *d, int ranks, int64_t head, int **h
                     return status;
                 }
                 if (*at == DRAW_NONE || m.hop < *at) *at = (int)m.hop;
-                *most = *at > *most ? *at : *most;
             }
+            *most = *at > *most ? *at : *most;
         }
     *hops = hop;
     return RA_OK;

@@ -261,17 +261,26 @@ void files_names(const file_set *files, file_names *names) {
         snprintf(names->name[i], sizeof names->name[i], "%s", ra_output_temporary(&files->outputs[i]));
 }
 
+/* FNV-1a */
+static uint64_t hash(const char *text) {
+    uint64_t h = 0xcbf29ce484222325u;
+    for (; *text; text++) h = (h ^ (unsigned char)*text) * 0x100000001b3u;
+    return h;
+}
+
 file_request files_request(const file_set *files) {
     file_request r = {0};
+    char target[RA_PATH_MAX];
     for (int id = 0; id < TENSOR_COUNT; id++) {
         const file_tensor *f = &files->tensors[id];
         for (int first = id; f->used && f->output && first >= 0; first--) {
             const file_tensor *other = &files->tensors[first];
             if (other->used && other->output && ra_path_same(&other->id, &f->id)) r.first[id] = 1 + first;
         }
-        r.name[id] = 0xcbf29ce484222325u; /* FNV-1a */
-        for (const char *p = f->used ? f->file.name : ""; *p; p++)
-            r.name[id] = (r.name[id] ^ (unsigned char)*p) * 0x100000001b3u;
+        r.name[id] = hash(f->used ? f->file.name : "");
+        if (!f->used || !f->output || ra_path_resolve(f->file.path, target) != RA_OK) continue;
+        const char *slash = strrchr(target, '/');
+        r.file[id] = hash(slash ? slash + 1 : target);
     }
     return r;
 }
@@ -289,6 +298,8 @@ ra_status files_agree(const file_request *all, int ranks) {
                                "ranks disagree: --%s has another name in its file, or shares it with other outputs, on rank %d "
                                "than on rank 0",
                                name, rank);
+            if (all[0].file[id] != all[rank].file[id])
+                return ra_fail(RA_DISAGREE, "ranks disagree: --%s is another file on rank %d than on rank 0", name, rank);
         }
     return RA_OK;
 }

@@ -37,6 +37,7 @@ ra_status files_create(file_set *files);
 typedef struct file_request {
     int first[TENSOR_COUNT];     /* 1 + the first tensor in the same file; 0: not asked for */
     uint64_t name[TENSOR_COUNT]; /* in a .safetensors file, hashed */
+    uint64_t file[TENSOR_COUNT]; /* links followed, without its directory, which hosts may know by other names; hashed */
 } file_request;
 file_request files_request(const file_set *files);
 ra_status files_agree(const file_request *all, int ranks);

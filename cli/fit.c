@@ -141,11 +141,11 @@ static const char *enumerator(ra_layout layout) {
                                          : "RA_LAYOUT_CONTIGUOUS";
 }
 
-/* One entry for each batch entry, all the same. */
-static void put_key(writer *w, const char *name, long long key, int64_t batch) {
-    put(w, "desc.%s = (int64_t[]){", name);
-    for (int64_t b = 0; b < batch && w->used < FIT_TEXT; b++) put(w, "%s%lld", b ? ", " : "", key);
-    put(w, "};\n");
+/* A range for each batch entry, all the same; the text does not grow with their number. */
+static void put_key_range(writer *w, long long begin, long long end, int64_t batch) {
+    put(w, "static int64_t key_begin[%lld], key_end[%lld];\n", (long long)batch, (long long)batch);
+    put(w, "for (int b = 0; b < %lld; b++) key_begin[b] = %lld, key_end[b] = %lld;\n", (long long)batch, begin, end);
+    put(w, "desc.key_begin = key_begin; desc.key_end = key_end;\n");
 }
 
 void fit_text(const settings *s, const fit_result *f, int ranks, const char *schedule, char *c, char *cli, char *python) {
@@ -179,10 +179,7 @@ void fit_text(const settings *s, const fit_result *f, int ranks, const char *sch
     if (!s->dilate_queries) put(&w, "desc.dilate_queries = false;\n");
     if (s->causal) put(&w, "desc.causal = true;\n");
     if (window) put(&w, "desc.window_left = %lld; desc.window_right = %lld;\n", left, right);
-    if (ranged) {
-        put_key(&w, "key_begin", key_begin, s->batch);
-        put_key(&w, "key_end", key_end, s->batch);
-    }
+    if (ranged && s->batch > 0) put_key_range(&w, key_begin, key_end, s->batch);
     if (s->given[OPT_SCALE]) put(&w, "desc.scale = %.17g;\n", s->scale);
     if (s->dropout > 0) put(&w, "desc.dropout = %.17g; desc.seed = %lluu;\n", s->dropout, (unsigned long long)s->seed);
     if (s->query_placement) put(&w, "desc.query_placement = RA_REPLICATED;\n");

@@ -52,21 +52,26 @@ static ra_status set_timeouts(const settings *s, ra_comm *comm) {
     return ra_comm_set_call_timeout(comm, s->call_timeout);
 }
 
-/* Descriptors are compared by the library. These options say which calls a rank makes, and how many: where they differ, ranks
- * would wait for a call that no other makes, or take each other's messages for something else. */
+/* Descriptors are compared by the library. The command and these options say which calls a rank makes, and how many: where
+ * they differ, ranks would wait for a call that no other makes, or take each other's messages for something else. */
 static ra_status agree_on_calls(const settings *s) {
     static const option_id ids[] = {OPT_CASES, OPT_PASS, OPT_REPEAT, OPT_TRACE};
-    enum { COUNT = sizeof ids / sizeof *ids };
-    const int64_t mine[COUNT] = {s->cases, s->pass, s->repeat, s->trace != NULL};
+    enum { OPTIONS = sizeof ids / sizeof *ids, COUNT = OPTIONS + 1 };
+    const int64_t mine[COUNT] = {s->cases, s->pass, s->repeat, s->trace != NULL, s->command};
     int64_t(*all)[COUNT] = calloc((size_t)ra_comm_size(world), sizeof *all);
     if (!all) return ra_fail(RA_NOMEM, "no memory for %d ranks", ra_comm_size(world));
     ra_status status = ra_comm_allgather(world, mine, all, (int64_t)sizeof mine);
-    for (int rank = 1; rank < ra_comm_size(world) && status == RA_OK; rank++)
-        for (int i = 0; i < COUNT && status == RA_OK; i++)
+    for (int rank = 1; rank < ra_comm_size(world) && status == RA_OK; rank++) {
+        const int64_t here = all[0][OPTIONS], there = all[rank][OPTIONS];
+        if (here != there)
+            status = ra_fail(RA_DISAGREE, "ranks disagree: the command is %s on rank 0 and %s on rank %d", commands[here].name,
+                             commands[there].name, rank);
+        for (int i = 0; i < OPTIONS && status == RA_OK; i++)
             if (all[rank][i] != all[0][i])
                 status = ra_fail(RA_DISAGREE, "ranks disagree: --%s is %lld on rank 0 and %lld on rank %d%s",
                                  options[ids[i]].name, (long long)all[0][i], (long long)all[rank][i], rank,
                                  ids[i] == OPT_PASS ? " (0 is fwd, 1 bwd, 2 both)" : "");
+    }
     free(all);
     return status;
 }
@@ -107,7 +112,13 @@ void group_end(ra_status status, int code, bool quiet) {
         ra_comm_abort(world, status, ra_last_error());
         ra_comm_destroy(world); /* sends its last word */
     }
-    if (quiet) nanosleep(&(struct timespec){5, 0}, NULL); /* the launcher ends this as soon as the other rank has left */
+    if (quiet) {
+        nanosleep(&(struct timespec){5, 0}, NULL); /* the launcher ends this as soon as the other rank has left */
+        /* Open MPI's has not, so the mistake is this rank's own. (MPICH's does not while no rank has begun with MPI; and if
+         * they have met, the others were told.) */
+        if (!world && getenv("OMPI_COMM_WORLD_RANK"))
+            fprintf(stderr, "ringattn: rank %d: %s\n", group_launcher_rank(), ra_last_error());
+    }
     if (uses_mpi) _exit(code); /* MPI is not finalized now: that could wait for a rank that is gone, or never came */
 }
 
@@ -125,6 +136,8 @@ ra_status group_open(const settings *s, int ranks, group *g) {
         return trace_attach(s, world);
     }
     status = ranks == 1 && s->transport != TRANSPORT_THREADS ? ra_comm_self(g->comms) : ra_comm_threads(ranks, g->comms);
+    if (status == RA_INVALID) /* too many for one process */
+        ra_fail_context(status, s->command == CMD_MEMORY ? "--ring-sizes: " : "--ring-size: ");
     for (int i = 0; i < g->local && status == RA_OK; i++)
         status = set_timeouts(s, g->comms[i]);
     for (int i = 0; i < g->local && status == RA_OK; i++) status = trace_attach(s, g->comms[i]);

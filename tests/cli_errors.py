@@ -125,6 +125,10 @@ class Refusals(kit.Case):
         self.run_refused(FILE, out=self.path("none/out.npy"), says="none/out.npy")
         self.run_refused(FILE, k=self.path("none.safetensors:x"), says="none.safetensors")
 
+    def test_too_many_ranks_for_one_process_name_the_option(self):
+        self.refused(USAGE, "bench", "--seq", 64, "--ring-size", 600, says="--ring-size: ranks is 600")
+        self.refused(USAGE, "memory", "--json", "--seq", 64, "--ring-sizes", 600, says="--ring-sizes: ranks is 600")
+
     def test_shapes_that_do_not_fit_are_shown(self):
         a = self.array
         for name, shape in (("flat", (12, 4)), ("five", (1, 1, 12, 2, 4)), ("batch", (2, 12, 2, 4)), ("dim", (1, 12, 2, 5)),

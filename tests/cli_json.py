@@ -225,6 +225,12 @@ class Promises(kit.Case):
             self.assertIn(word, again)
         self.ok("verify", "--cases", 3, "--schedule", "merge")
 
+    def test_the_most_hops_of_a_picture_are_those_of_its_cells(self):
+        """A key that several branches read takes the fewest hops of them."""
+        picture = self.json("draw", "--seq", 6, "--segment-lengths", "10,2,7", "--dilation-rates", "1,2,3", "--combine", "mix",
+                            "--dilate-queries", "no", "--window", "0,6", "--heads", 3, "--ring-size", 6)["pictures"][0]
+        self.assertEqual(picture["most_hops"], max(map(max, picture["hops"])))
+
     def test_what_fits_is_printed_with_every_option_that_matters(self):
         value = self.json("plan", "--fit", "--memory-limit", "8M", "--ring-size", 4, "--batch", 2, "--heads", 2,
                           "--head-dim", 16, "--key-range", "5:", "--threads", 3, "--kernel", "scalar", "--scale", 0.25,
@@ -232,7 +238,7 @@ class Promises(kit.Case):
         fit, seq = value["fit"], value["fit"]["seq"]
         self.assertEqual(value["schedule"], "ring")  # auto would gather so short a sequence, and take more memory
         for name, words in (
-                ("c", ("RA_SCHEDULE_RING;", "key_begin = (int64_t[]){5, 5};", f"key_end = (int64_t[]){{{seq}, {seq}}};",
+                ("c", ("RA_SCHEDULE_RING;", "static int64_t key_begin[2], key_end[2];", f"key_begin[b] = 5, key_end[b] = {seq};",
                        "threads = 3;", 'kernel = "scalar";', "scale = 0.25;", "desc.checksum = true;",
                        "dropout = 0.5; desc.seed = 18446744073709551615u;")),  # without u no constant of C
                 ("cli", ("--schedule ring", f"--key-range 5:{seq}", "--threads 3", "--kernel scalar", "--scale 0.25",
@@ -245,6 +251,9 @@ class Promises(kit.Case):
         fit = self.json("plan", "--fit", "--memory-limit", "1G", "--heads", 256, "--head-dim", 1,
                         "--segment-lengths", branches[0], "--dilation-rates", branches[1])["fit"]
         self.assertTrue(fit["cli"].endswith(" --schedule ring"), fit["cli"][-60:])
+        fit = self.json("plan", "--fit", "--memory-limit", "1G", "--batch", 5000, "--heads", 1, "--head-dim", 8,
+                        "--key-range", "100:400")["fit"]  # one range for each of them would not be printed to its end
+        self.assertTrue(fit["c"].endswith("desc.schedule = RA_SCHEDULE_RING; desc.bucket = 0;"), fit["c"][-60:])
 
     def test_no_smaller_bucket_fits_a_longer_sequence(self):
         shape = ["plan", "--fit", "--memory-limit", "3M", "--ring-size", 8, "--threads", 1]

@@ -175,8 +175,9 @@ class UnderALauncher(kit.Case):
         two_files = [*one_file[:-1], self.path("l.safetensors:lse")]
         cases = ((run + lse, run, "--lse is given on rank 0 and not on rank 1"),
                  (run, run + lse, "--lse is given on rank 1 and not on rank 0"),
-                 (run, [*grad, *run[-2:]], "--dq is given on rank 1 and not on rank 0"),
-                 (one_file, two_files, "--lse has another name in its file, or shares it with other outputs, on rank 1"))
+                 (run, [*grad, *run[-2:]], "the command is run on rank 0 and grad on rank 1"),
+                 (one_file, two_files, "--lse has another name in its file, or shares it with other outputs, on rank 1"),
+                 (run, [*run[:-1], self.path("other.npy")], "--out is another file on rank 1 than on rank 0"))
         for mpi in self.mpis:
             for first, second, says in cases if mpi == self.mpis[0] else cases[:1]:
                 done = self.launch_two(mpi, first, second)
@@ -189,13 +190,24 @@ class UnderALauncher(kit.Case):
         cases = ((bench, [*bench[:-1], 3], "--repeat is 2 on rank 0 and 3 on rank 1"),
                  (bench, [*bench, "--pass", "both"], "--pass is 0 on rank 0 and 2 on rank 1"),
                  (verify, [*verify[:-1], 2], "--cases is 3 on rank 0 and 2 on rank 1"),
-                 ([*verify, *trace], verify, "--trace is 1 on rank 0 and 0 on rank 1"))
+                 ([*verify, *trace], verify, "--trace is 1 on rank 0 and 0 on rank 1"),
+                 (verify, bench, "the command is verify on rank 0 and bench on rank 1"))
         for mpi in self.mpis:
             for first, second, says in cases if mpi == self.mpis[0] else cases[:1]:
                 done = self.launch_two(mpi, first, second)
                 self.assertEqual(done.returncode, 5, done.stderr)
                 self.assertIn("ranks disagree: " + says, done.stderr)
                 self.assertEqual(self.files(), self.before)
+
+    def test_a_mistake_of_another_rank_than_the_first_is_said_too(self):
+        """The first rank, which speaks for all where all make it, waits for the others meanwhile."""
+        run = ["run", *self.inputs, "--out", self.path("out.npy")]
+        if "openmpi" not in self.mpis:
+            self.skipTest("it needs a launcher that ends the job when one rank fails")
+        done = self.launch_two("openmpi", run, [*run, "--bogus"])
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertIn("ringattn: rank 1: run has no option --bogus", done.stderr)
+        self.assertEqual(self.files(), self.before)
 
     def launch_two(self, mpi, first, second):
         """A command for each of two ranks."""
