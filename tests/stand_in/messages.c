@@ -14,8 +14,9 @@ typedef struct message_call {
     ra_box box;
     ra_problem problem;
     ra_tensor tensor;
-    char *to;
+    char *to; /* messages, which others may use, too: */
     const char *from;
+    int64_t to_bytes, from_bytes;
     int64_t count, heads;
 } message_call;
 
@@ -25,40 +26,23 @@ static void run_message(void *arg) {
     free(call);
 }
 
-static void run_clear(const message_call *call);
-static void run_pack(const message_call *call);
-static void run_unpack_add(const message_call *call);
-static void run_add(const message_call *call);
-static void run_merge(const message_call *call);
-
-/* Of messages: nobody else has the other tensors. */
-static void use_memory(const message_call *c, void *stream) {
-    const ra_problem *p = &c->problem;
-    const int64_t packed = c->box.batch * c->box.heads.count * c->box.repeats * c->box.rows * c->box.dim,
-                  state = p->batch * p->rows_q * p->heads * (p->head_dim + 2);
-    const int64_t sums = (int64_t)sizeof(float) * (c->run == run_merge        ? state
-                                                   : c->run == run_unpack_add ? packed
-                                                                              : c->count);
-    if (c->run == run_clear) memory_use(stream, c->to, c->count, true);
-    if (c->run == run_pack) memory_use(stream, c->to, packed * (int64_t)ra_dtype_size(c->dtype), true);
-    if (c->run == run_unpack_add || c->run == run_add || c->run == run_merge) memory_use(stream, c->from, sums, false);
-    if (c->run == run_add || c->run == run_merge) memory_use(stream, c->to, sums, true);
-}
+static int64_t packed_numbers(const ra_box *box) { return box->batch * box->heads.count * box->repeats * box->rows * box->dim; }
 
 static ra_status enqueue(const message_call *wanted, void *stream) {
     message_call *call = malloc(sizeof *call);
     if (!call) abort();
     *call = *wanted;
-    use_memory(call, stream);
+    memory_use(stream, call->from, call->from_bytes, false);
+    memory_use(stream, call->to, call->to_bytes, true);
     stream_enqueue(stream, run_message, call);
     return RA_OK;
 }
 
-static void run_clear(const message_call *call) { memset(call->to, 0, (size_t)call->count); }
+static void run_clear(const message_call *call) { memset(call->to, 0, (size_t)call->to_bytes); }
 
 ra_status ra_cuda_backend_clear(void *memory, int64_t bytes, void *stream, ra_cuda_error *error) {
     (void)error;
-    return enqueue(&(message_call){.run = run_clear, .to = memory, .count = bytes}, stream);
+    return enqueue(&(message_call){.run = run_clear, .to = memory, .to_bytes = bytes}, stream);
 }
 
 static void run_pack(const message_call *call) { ra_cpu_pack(NULL, call->dtype, &call->box, call->tensor, call->to); }
@@ -66,7 +50,10 @@ static void run_pack(const message_call *call) { ra_cpu_pack(NULL, call->dtype, 
 ra_status ra_cuda_backend_pack(ra_dtype dtype, const ra_box *box, ra_tensor from, void *packed, void *stream,
                                ra_cuda_error *error) {
     (void)error;
-    return enqueue(&(message_call){.run = run_pack, .dtype = dtype, .box = *box, .tensor = from, .to = packed}, stream);
+    const int64_t bytes = packed_numbers(box) * (int64_t)ra_dtype_size(dtype);
+    const message_call call = {
+        .run = run_pack, .dtype = dtype, .box = *box, .tensor = from, .to = packed, .to_bytes = bytes};
+    return enqueue(&call, stream);
 }
 
 static void run_unpack_add(const message_call *call) {
@@ -76,14 +63,19 @@ static void run_unpack_add(const message_call *call) {
 ra_status ra_cuda_backend_unpack_add(const ra_box *box, const void *packed, ra_tensor sums, void *stream,
                                      ra_cuda_error *error) {
     (void)error;
-    return enqueue(&(message_call){.run = run_unpack_add, .box = *box, .tensor = sums, .from = packed}, stream);
+    const int64_t bytes = packed_numbers(box) * (int64_t)sizeof(float);
+    return enqueue(&(message_call){.run = run_unpack_add, .box = *box, .tensor = sums, .from = packed, .from_bytes = bytes},
+                   stream);
 }
 
 static void run_add(const message_call *call) { ra_cpu_add(NULL, RA_F32, call->to, call->from, call->count); }
 
 ra_status ra_cuda_backend_add(void *sums, const void *more, int64_t count, void *stream, ra_cuda_error *error) {
     (void)error;
-    return enqueue(&(message_call){.run = run_add, .to = sums, .from = more, .count = count}, stream);
+    const int64_t bytes = count * (int64_t)sizeof(float);
+    const message_call call = {
+        .run = run_add, .to = sums, .to_bytes = bytes, .from = more, .from_bytes = bytes, .count = count};
+    return enqueue(&call, stream);
 }
 
 static void run_merge(const message_call *call) {
@@ -96,7 +88,11 @@ static void run_merge(const message_call *call) {
 ra_status ra_cuda_backend_merge_states(const ra_problem *problem, void *mine, const void *theirs, void *stream,
                                        ra_cuda_error *error) {
     (void)error;
-    return enqueue(&(message_call){.run = run_merge, .problem = *problem, .to = mine, .from = theirs}, stream);
+    const int64_t rows = problem->batch * problem->rows_q * problem->heads;
+    const int64_t bytes = rows * (problem->head_dim + 2) * (int64_t)sizeof(float); /* acc, m and l */
+    const message_call call = {
+        .run = run_merge, .problem = *problem, .to = mine, .to_bytes = bytes, .from = theirs, .from_bytes = bytes};
+    return enqueue(&call, stream);
 }
 
 static void run_spoil(const message_call *call) {

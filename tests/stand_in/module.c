@@ -49,8 +49,6 @@ typedef struct call {
     bool gaps;
 } call;
 
-static void run_backward(call *c);
-
 static void *copy_of(const void *from, int64_t count, size_t size) {
     if (!from) return NULL;
     void *to = malloc((size_t)count * size + 1);
@@ -103,7 +101,7 @@ static void use_keys(const ra_problem *p, const ra_item *item, ra_tensor view, i
 }
 
 static void use_items(const call *c, const ra_problem *p, const ra_item *items, int64_t count, void *stream) {
-    const bool sums = c->run == run_backward && !c->backward.single;
+    const bool sums = c->backward.items && !c->backward.single;
     for (const ra_item *item = items; item < items + count; item++) {
         use_keys(p, item, item->k_view, (int64_t)ra_dtype_size(p->dtype), false, stream);
         use_keys(p, item, item->v_view, (int64_t)ra_dtype_size(p->dtype), false, stream);
