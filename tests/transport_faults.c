@@ -402,18 +402,22 @@ static void a_rank_whose_transport_fails_tells_the_others_and_all_say_the_same(v
     print_message("%d failing operations, all told\n", count);
 }
 
+static void wait_for_nothing(rank_run *run) {
+    char buf[RA_LINK_HEADER + 8];
+    ra_transfer transfer;
+    EXPECT(run, ra_link_recv(run->link, 1 - run->rank, 1, 0, buf, 8, &transfer) == RA_OK); /* never sent */
+    note_failure(run, ra_link_wait(run->link, &transfer, 1, "forward"));
+    EXPECT(run, ra_link_cancel(run->link, &transfer, 1));
+}
+
 static void abort_body(rank_run *run) {
-    if (run->rank == 2) {
-        sleep_for(0.1);
-        ra_link_abort(run->link, RA_IO, "the disk is full");
-        note_failure(run, ra_link_status(run->link));
-    } else {
-        char buf[RA_LINK_HEADER + 8];
-        ra_transfer transfer;
-        EXPECT(run, ra_link_recv(run->link, 1 - run->rank, 1, 0, buf, 8, &transfer) == RA_OK); /* never sent */
-        note_failure(run, ra_link_wait(run->link, &transfer, 1, "forward"));
-        EXPECT(run, ra_link_cancel(run->link, &transfer, 1));
+    if (run->rank < 2) {
+        wait_for_nothing(run);
+        return;
     }
+    sleep_for(0.1);
+    ra_link_abort(run->link, RA_IO, "the disk is full");
+    note_failure(run, ra_link_status(run->link));
 }
 
 static void an_abort_ends_the_waiting_of_all_with_its_status_and_reason(void **state) {
@@ -429,6 +433,28 @@ static void an_abort_ends_the_waiting_of_all_with_its_status_and_reason(void **s
         assert_true(t.runs[rank].seconds < test_patience());
     }
     group_close(&t.g);
+}
+
+/* A rank that waits holds its link's lock, but for a moment after each slice of 10 ms: that moment must do. */
+static void other_threads_are_let_in_while_a_rank_waits(void **state) {
+    enum { CALLS = 50 };
+    group g;
+    rank_run runs[MOST_RANKS];
+    group_open(&g, *(const group_kind *)*state, 2, 30);
+    start_ranks(&g, runs, wait_for_nothing, NULL);
+    sleep_for(0.05);
+    const double begin = seconds_now();
+    for (int call = 0; call < CALLS; call++) ra_link_read(g.links[call % 2]);
+    const double each = (seconds_now() - begin) / CALLS;
+    ra_link_abort(g.links[0], RA_IO, "the disk is full");
+    join_ranks(&g, runs);
+    for (int rank = 0; rank < 2; rank++) {
+        assert_string_equal(runs[rank].complaint, "");
+        assert_int_equal(runs[rank].status, RA_IO);
+    }
+    print_message("a call of another thread took %.1f ms\n", 1e3 * each);
+    assert_true(each < 0.015 * test_patience());
+    group_close(&g);
 }
 
 static void an_error_sticks_to_the_link(void **state) {
@@ -575,6 +601,7 @@ static const struct {
     OVER_BOTH(a_lost_heartbeat_harms_nobody_and_neither_does_a_repeated_one),
     OVER_BOTH(a_rank_whose_transport_fails_tells_the_others_and_all_say_the_same),
     OVER_BOTH(an_abort_ends_the_waiting_of_all_with_its_status_and_reason),
+    OVER_BOTH(other_threads_are_let_in_while_a_rank_waits),
     OVER_BOTH(an_error_sticks_to_the_link),
     OVER_BOTH(a_rank_that_is_destroyed_in_the_middle_fails_its_peers_instead_of_hanging_them),
     OVER_BOTH(every_rank_of_a_broken_ring_leaves_one_post_mortem_with_rank_step_phase_and_the_last_messages),

@@ -31,12 +31,12 @@ static ra_status exchange(ra_link *link, char *all, int64_t bytes, const char *p
 
 /* An allgather counts as a call for timeouts, but has no number: it shows by itself if ranks differ. */
 static void set_calling(ra_link *link, bool calling, const char *phase) {
-    pthread_mutex_lock(&link->mutex);
+    ra_link_lock(link);
     snprintf(link->phase, sizeof link->phase, "%s", phase);
     link->calling = calling;
     link->calling_since = ra_seconds();
     link->asking = false;
-    pthread_mutex_unlock(&link->mutex);
+    ra_link_unlock(link);
 }
 
 ra_status ra_link_allgather(ra_link *link, const void *mine, void *all, int64_t bytes, const char *phase) {
@@ -54,11 +54,11 @@ ra_status ra_link_allgather(ra_link *link, const void *mine, void *all, int64_t 
     if (frames && transfers) {
         status = exchange(link, all, bytes, phase, frames, frame, transfers);
     } else {
-        pthread_mutex_lock(&link->mutex);
+        ra_link_lock(link);
         ra_fail(RA_NOMEM, "%s: rank %d has no memory to exchange %lld bytes with %d ranks", phase, link->rank, (long long)bytes,
                 link->ranks);
         status = ra_link_break(link, RA_NOMEM, link->rank);
-        pthread_mutex_unlock(&link->mutex);
+        ra_link_unlock(link);
     }
     set_calling(link, false, phase);
     bool over = !transfers || ra_link_cancel(link, transfers, 2 * others);

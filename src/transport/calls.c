@@ -25,7 +25,7 @@ static bool differs(const ra_link *link, const ra_mark *theirs) {
 }
 
 void ra_link_begin(ra_link *link, const char *phase, const ra_subject *subject) {
-    pthread_mutex_lock(&link->mutex);
+    ra_link_lock(link);
     snprintf(link->phase, sizeof link->phase, "%s", phase);
     snprintf(link->call_phase, sizeof link->call_phase, "%s", phase);
     snprintf(link->call_text, sizeof link->call_text, "%.*s", (int)subject->bytes, subject->text);
@@ -38,15 +38,15 @@ void ra_link_begin(ra_link *link, const char *phase, const ra_subject *subject) 
     bool same = true;
     for (int rank = 0; rank < link->ranks && same; rank++) same = !differs(link, &link->peers[rank].mark);
     if (!same) ask(link);
-    pthread_mutex_unlock(&link->mutex);
+    ra_link_unlock(link);
 }
 
 void ra_link_end(ra_link *link) {
-    pthread_mutex_lock(&link->mutex);
+    ra_link_lock(link);
     link->calling = link->asking = false;
     link->stalled_since = 0;
     link->call = 0;
-    pthread_mutex_unlock(&link->mutex);
+    ra_link_unlock(link);
 }
 
 ra_mark ra_link_mark(const ra_link *link) {
@@ -93,10 +93,10 @@ bool ra_link_doubts(ra_link *link, const ra_flight *flight, double since) {
 ra_status ra_link_set_call_timeout(ra_link *link, double seconds) {
     if (!(seconds >= 0) || !isfinite(seconds))
         return ra_fail(RA_INVALID, "call_timeout is %g seconds; it must be positive, or 0 for none", seconds);
-    pthread_mutex_lock(&link->mutex);
+    ra_link_lock(link);
     link->call_timeout = seconds;
     ra_status status = ra_link_broken(link);
-    pthread_mutex_unlock(&link->mutex);
+    ra_link_unlock(link);
     return status;
 }
 

@@ -304,7 +304,7 @@ void ra_control_service(ra_link *link) {
 
 static void *beat_thread(void *arg) {
     ra_link *link = arg;
-    pthread_mutex_lock(&link->mutex);
+    ra_link_lock(link);
     while (!link->stopping) {
         double period = beat_interval(link) / 2;
         if (period > 0.25) period = 0.25;
@@ -313,7 +313,7 @@ static void *beat_thread(void *arg) {
         pthread_cond_timedwait(&link->wake, &link->mutex, &until);
         if (!link->stopping) ra_control_service(link);
     }
-    pthread_mutex_unlock(&link->mutex);
+    ra_link_unlock(link);
     return NULL;
 }
 
@@ -339,10 +339,10 @@ ra_status ra_control_start(ra_link *link) {
 
 void ra_control_stop(ra_link *link) {
     if (!link->threaded) return;
-    pthread_mutex_lock(&link->mutex);
+    ra_link_lock(link);
     link->stopping = true;
     pthread_cond_signal(&link->wake);
-    pthread_mutex_unlock(&link->mutex);
+    ra_link_unlock(link);
     pthread_join(link->thread, NULL);
     link->threaded = false;
 }

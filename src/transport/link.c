@@ -13,8 +13,8 @@
 #include "transport/link_internal.h"
 
 /* A const link may be locked: that changes nothing that callers can see. */
-static void lock(const ra_link *link) { pthread_mutex_lock(&((ra_link *)(uintptr_t)link)->mutex); }
-static void unlock(const ra_link *link) { pthread_mutex_unlock(&((ra_link *)(uintptr_t)link)->mutex); }
+static void lock(const ra_link *link) { ra_link_lock((ra_link *)(uintptr_t)link); }
+static void unlock(const ra_link *link) { ra_link_unlock((ra_link *)(uintptr_t)link); }
 
 /* --------------------------------------------------------------------------------------------------------------- errors */
 
@@ -71,6 +71,7 @@ static void free_link(ra_link *link) {
     }
     pthread_cond_destroy(&link->wake);
     pthread_mutex_destroy(&link->mutex);
+    pthread_mutex_destroy(&link->next);
     ra_free(link->peers, link->ranks * (int64_t)sizeof *link->peers);
     ra_free(link, sizeof *link);
 }
@@ -128,6 +129,7 @@ ra_status ra_link_create(const ra_comm_ops *ops, void *ctx, int rank, int ranks,
     link->start_timeout = 600;
     link->created = ra_seconds();
     pthread_mutex_init(&link->mutex, NULL);
+    pthread_mutex_init(&link->next, NULL);
     ra_cond_init(&link->wake);
     lock(link);
     status = ra_control_start(link);

@@ -149,7 +149,8 @@ struct ra_link {
     int rank, ranks;
     int solo_rank, solo_ranks; /* of a rank played alone, whose link knows one rank; 0, 0: there are peers */
     char transport[16];
-    pthread_mutex_t mutex; /* around everything below and around every call of ops */
+    pthread_mutex_t mutex; /* around everything below and around every call of ops; ra_link_lock takes it */
+    pthread_mutex_t next;  /* of the thread that gets `mutex` next */
 
     double timeout, start_timeout, created;
     double call_timeout; /* 0: none */
@@ -196,6 +197,15 @@ struct ra_link {
 
 #define RA_CONTROL_TAG RA_LINK_OWN_TAG
 #define RA_LINK_GRACE 0.5 /* seconds between a suspicion and the verdict */
+
+/* In turns: a thread that waits for messages unlocks and locks again at once, and the one that sleeps until it may lock would
+ * mostly come too late. So whoever is to be next holds `next` meanwhile, and the first gets in line behind it. */
+static inline void ra_link_lock(ra_link *link) {
+    pthread_mutex_lock(&link->next);
+    pthread_mutex_lock(&link->mutex);
+    pthread_mutex_unlock(&link->next);
+}
+static inline void ra_link_unlock(ra_link *link) { pthread_mutex_unlock(&link->mutex); }
 
 /* A message of a rank played alone: it is finished at once. */
 ra_status ra_solo_post(ra_link *link, const ra_flight *message, const ra_maker *maker, ra_transfer *transfer);
