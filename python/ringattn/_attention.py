@@ -96,11 +96,7 @@ def attention(
     True
     """
     if unsupported:
-        try:
-            refuse("attention", unsupported)
-        except (TypeError, ValueError) as error:
-            resolve(group).refuse(str(error))  # the other ranks must not wait for this one
-            raise
+        refuse("attention", unsupported, group)
     given = (
         segment_lengths,
         dilation_rates,

@@ -96,7 +96,7 @@ def check(module: nn.Module, sample: Any, group: Any = None, tolerance: Optional
     inputs = tuple(sample) if isinstance(sample, (tuple, list)) else (sample,)
     before = [(part, part._group, part._all_processes) for part in inner]
     kept = [(p, p.grad) for p in module.parameters()]
-    modes = [(part, part.training) for part in module.modules()]
+    modes = [(child, child.training) for child in module.modules()]
     try:
         module.eval()  # dropout elsewhere draws from generators that know nothing of ranks
         for part in inner:
@@ -111,8 +111,8 @@ def check(module: nn.Module, sample: Any, group: Any = None, tolerance: Optional
         else:
             ring = _results(module, inputs, None, forward)
     finally:
-        for part, training in modes:
-            part.training = training
+        for child, training in modes:
+            child.training = training
         for part, its_group, all_processes in before:
             part.group, part._all_processes = its_group, all_processes
         for p, gradient in kept:

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from ctypes import c_void_p
 from typing import Any, Optional
 
 import numpy as np
 
 from . import _lib
-from ._lib import c_void_p, lib
+from ._lib import lib
 
 
 class Device:

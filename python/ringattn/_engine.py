@@ -10,12 +10,13 @@ import ctypes
 import os
 import struct
 import threading
+from ctypes import c_void_p
 from typing import Any, Callable, Optional
 
 from . import _lib
 from ._config import Options, Problem, Shape, problem_for
 from ._devices import Device
-from ._lib import Desc, Stats, c_void_p, lib
+from ._lib import Desc, Stats, lib
 
 Tensor = tuple[int, int, int, int]
 Ranges = Optional[tuple[tuple[int, ...], tuple[int, ...]]]  # first and past-the-last key of each batch entry
@@ -249,6 +250,7 @@ def stats() -> dict[str, Any]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------- running
+
 
 def lasting(options: Options) -> bool:
     """Whether buffers and plans of a call serve the next one."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from .dist import refusal
+
 # Theirs: what it is here.
 _OURS = {
     "causal": "is_causal",
@@ -48,15 +50,16 @@ def asks_for_nothing(value: Any) -> bool:
     return value is None or (isinstance(value, (bool, int, float)) and not value)
 
 
-def refuse(caller: str, arguments: dict[str, Any]) -> None:
+def refuse(caller: str, arguments: dict[str, Any], group: Any = None) -> None:
     """Raises ValueError for arguments of other libraries, with our name for it or the reason why it is not supported, and
-    TypeError for unknown ones. A value that switches an argument off, such as ``attn_mask=None``, is accepted."""
+    TypeError for unknown ones; ``group`` is told. A value that switches an argument off, such as ``attn_mask=None``, is
+    accepted."""
     for name, value in arguments.items():
         if name in _EITHER:
             continue
         if name not in _OURS and name not in _UNSUPPORTED:
-            raise TypeError(f"{caller}() got an unexpected keyword argument {name!r}")
+            raise refusal(group, TypeError(f"{caller}() got an unexpected keyword argument {name!r}"))
         # A scale of 0 makes all scores equal; it is no way to leave the scale alone.
         if not asks_for_nothing(value) or (_OURS.get(name) == "scale" and value is not None):
             reason = f"is called {_OURS[name]} here" if name in _OURS else f"is not supported: {_UNSUPPORTED[name]}"
-            raise ValueError(f"{name} {reason}")
+            raise refusal(group, ValueError(f"{name} {reason}"))

@@ -53,7 +53,7 @@ def read(mask: Any) -> Mask:
                 f"key is not supported"
             )
         found = mask._ringattn = Mask(mask[:, 0, 0].tolist())
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def write(
@@ -154,8 +154,8 @@ def _counts(mask: Mask, queries: int, device: Any) -> torch.Tensor:
     if mask.key_range is None:
         return torch.ones(1, 1, dtype=torch.bool, device=device)
     place = torch.arange(mask.keys - queries + 1, mask.keys, device=device)
-    begin, end = torch.tensor(mask.key_range, device=device).t().unsqueeze(2)
-    return (place - 1 >= begin) & (place < end)
+    limits = torch.tensor(mask.key_range, device=device).t().unsqueeze(2)
+    return (place - 1 >= limits[0]) & (place < limits[1])
 
 
 def _check_rows(mask: Mask, position_ids: Optional[torch.Tensor], queries: int, where: Any, layout: str) -> None:

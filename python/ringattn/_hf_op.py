@@ -60,9 +60,9 @@ def masked_backward(
     *settings: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     told, options, where = _call(mask, settings)
-    kept = [x[:, : told.keys] for x in (key, value)]
-    problem, seed = agreed(state, options, query, *kept)
-    gradients = run_backward(query, *kept, out, lse, dout, None, problem, where, seed, _ranges(told))
+    kept_key, kept_value = key[:, : told.keys], value[:, : told.keys]
+    problem, seed = agreed(state, options, query, kept_key, kept_value)
+    gradients = run_backward(query, kept_key, kept_value, out, lse, dout, None, problem, where, seed, _ranges(told))
     unused = key.size(1) - told.keys  # rows of a static cache that nobody has read
     if not unused:
         return gradients

@@ -44,7 +44,7 @@ class _Position:
         raise ValueError(NOT_SUPPORTED)
 
     def __lt__(self, other: Any) -> Limits:
-        return self + 1 <= other
+        return self + 1 <= _position(other)
 
     def __ge__(self, other: Any) -> Limits:
         return _position(other) <= self
@@ -72,10 +72,10 @@ class _Distance:
         self.position = position
 
     def __le__(self, other: Any) -> Limits:
-        return (self.position <= other) & (_position(0) - self.position <= other)
+        return (self.position <= _position(other)) & (_position(0) - self.position <= _position(other))
 
     def __lt__(self, other: Any) -> Limits:
-        return (self.position < other) & (_position(0) - self.position < other)
+        return (self.position < _position(other)) & (_position(0) - self.position < _position(other))
 
 
 class Limits:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ctypes import c_int
 from typing import Any, Optional
 
 from . import _lib
@@ -68,7 +69,7 @@ def describe(
     unknown = set(settings) - set(Settings._fields)
     if unknown:
         raise TypeError(f"describe() got an unexpected keyword argument {sorted(unknown)[0]!r}")
-    ranks = _lib.fits("ranks", ranks, _lib.c_int)
+    ranks = _lib.fits("ranks", ranks, c_int)
     if ranks < 1:
         raise ValueError(f"ranks is {ranks}; it must be at least 1")
     options = make_options(Settings(**settings))

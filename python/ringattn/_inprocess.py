@@ -12,13 +12,14 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
+from ctypes import c_void_p
 from typing import Any, Callable, NamedTuple, Optional
 
 from . import _lib
 from ._config import Problem
 from ._devices import CPU, Device, Streams
 from ._engine import Alone, Communicator, Ranges, Tensor, lasting, leave, note, run_on
-from ._lib import c_void_p, lib
+from ._lib import lib
 
 # Which tensors of a call have the rows of the queries and which those of the keys, and which are results.
 _ROWS = {"forward": "qkkqq", "forward_with_gradient": "qkkqq", "backward": "qkkqqqqqkk"}
@@ -235,9 +236,7 @@ class _Ring:
                 try:
                     thread.start()
                 except RuntimeError as error:
-                    raise _lib.RingattnError(
-                        f"rank {rank} of {len(self._comms)} has no thread: {error}", "RA_NOMEM"
-                    ) from error
+                    raise _lib.RingattnError(f"rank {rank} of {len(self._comms)} has no thread: {error}", "RA_NOMEM") from error
             self._wait()
         except BaseException as error:
             raised = error

@@ -8,17 +8,9 @@ from __future__ import annotations
 import ctypes
 import operator
 import os
+from ctypes import c_bool, c_char_p, c_double, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from pathlib import Path
 from typing import Any, Sequence
-
-c_int, c_int32, c_int64, c_uint32, c_uint64 = ctypes.c_int, ctypes.c_int32, ctypes.c_int64, ctypes.c_uint32, ctypes.c_uint64
-c_bool, c_char_p, c_double, c_size_t, c_void_p = (
-    ctypes.c_bool,
-    ctypes.c_char_p,
-    ctypes.c_double,
-    ctypes.c_size_t,
-    ctypes.c_void_p,
-)
 
 # The enums of ringattn.h; their values are pinned.
 OK, INVALID, NOMEM, IO, PEER_LOST, TIMEOUT, DISAGREE, PROTOCOL, NOT_AVAILABLE, ABORTED, DEVICE, INTERNAL = range(12)

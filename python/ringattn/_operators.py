@@ -164,10 +164,11 @@ def run_backward(
         queries, keys = order
         query, out, dout = (take(x, queries.there, 1, torch.cat) for x in (query, out, dout))
         key, value = (take(x, keys.there, 1, torch.cat) for x in (key, value))
-        lse, dlse = (None if x is None else take(x, queries.there, 2, torch.cat) for x in (lse, dlse))
+        lse, dlse = take(lse, queries.there, 2, torch.cat), None if dlse is None else take(dlse, queries.there, 2, torch.cat)
     dq, dk, dv = (_result_like(x) for x in (query, key, value))
     owners = query, key, value, out, lse, dout, dlse, dq, dk, dv
-    views = tuple(_lse_view(x) if x is lse or x is dlse else _view(x) for x in owners)
+    inputs = (*map(_view, (query, key, value, out)), _lse_view(lse), _view(dout), _lse_view(dlse))
+    views = (*inputs, *map(_view, (dq, dk, dv)))
     _run(where, "backward", problem, seed, ranges, views, owners)
     if order:
         dq = take(dq, queries.back, 1, torch.cat)
@@ -211,7 +212,7 @@ RESULTS = ("Tensor out", "Tensor lse", "Tensor dout")
 
 def fake_forward(query: torch.Tensor, *_: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The results of forward without their values, for tracing."""
-    batch, rows, heads, _ = query.shape
+    batch, rows, heads = query.shape[:3]
     return (
         query.new_empty(query.shape),
         query.new_empty((batch, heads, rows), dtype=_lse_dtype(query.dtype)),
@@ -314,7 +315,7 @@ def _fold(x: Optional[torch.Tensor], dim: Optional[int], size: int) -> Any:
 def _forward_of_many(info, in_dims, query, key, value, seed, key_range, *settings):  # type: ignore[no-untyped-def]
     if in_dims[3] is not None:
         raise ValueError(
-            'seed is mapped by torch.func.vmap; one seed serves the whole batch, whose entries drop out differently: give vmap '
+            "seed is mapped by torch.func.vmap; one seed serves the whole batch, whose entries drop out differently: give vmap "
             'randomness="same", and a seed that is not mapped'
         )
     size = info.batch_size
@@ -328,7 +329,7 @@ def _forward_of_many(info, in_dims, query, key, value, seed, key_range, *setting
 def _backward_of_many(info, in_dims, *arguments):  # type: ignore[no-untyped-def]
     tensors, state, key_range, settings = arguments[:7], arguments[7], arguments[8], arguments[9:]
     size = info.batch_size
-    tensors = [_fold(x, dim, size) for x, dim in zip(tensors, in_dims)]
+    tensors = tuple(_fold(x, dim, size) for x, dim in zip(tensors, in_dims))
     found = backward_op(*tensors, state, _fold(key_range, in_dims[8], size), *settings)
     return tuple(x.unflatten(0, (size, x.size(0) // size)) for x in found), (0, 0, 0)
 

@@ -10,6 +10,7 @@ from typing import Any, Optional
 from ._arguments import key_ranges
 from ._attention import attention
 from ._foreign import PACKED, refuse
+from .dist import refusal
 
 
 def sdpa(
@@ -35,23 +36,24 @@ def sdpa(
     >>> torch.allclose(ringattn.sdpa(q, k, v, is_causal=True), expected, atol=1e-6)
     True
     """
-    refuse("sdpa", {"attn_mask": attn_mask})
+    group = settings.get("group")
+    refuse("sdpa", {"attn_mask": attn_mask}, group)
     for name, tensor in (("query", query), ("key", key), ("value", value)):
         if len(getattr(tensor, "shape", ())) != 4 or not hasattr(tensor, "swapaxes"):
             shape = f"has shape {tuple(tensor.shape)}" if hasattr(tensor, "shape") else f"is a {type(tensor).__name__}"
-            raise ValueError(f"{name} {shape}; it must be an array or a tensor [batch, heads, rows, head dim]")
+            raise refusal(group, ValueError(f"{name} {shape}; it must be an array or a tensor [batch, heads, rows, head dim]"))
     if query.shape[1] != key.shape[1] and not enable_gqa:
-        raise ValueError(
-            f"query has {query.shape[1]} heads and key {key.shape[1]}; enable_gqa=True lets query heads share key heads"
-        )
+        reason = f"query has {query.shape[1]} heads and key {key.shape[1]}; enable_gqa=True lets query heads share key heads"
+        raise refusal(group, ValueError(reason))
     rows, keys = query.shape[2], key.shape[2]
     if is_causal and rows != keys:
-        if settings.get("group") is not None or rows > keys:
-            raise ValueError(
+        if group is not None or rows > keys:
+            reason = (
                 f"query has {rows} rows and key {keys}; sdpa with is_causal puts the first query at the first key, so it needs "
                 f"at least as many keys as queries, and on a group exactly as many (ringattn.attention puts the last query at "
                 f"the last key)"
             )
+            raise refusal(group, ValueError(reason))
         key, value = key[:, :, :rows], value[:, :, :rows]  # no query reads the others
         if settings.get("key_range") is not None:
             settings["key_range"] = _cut(settings["key_range"], query.shape[0], rows)
@@ -93,7 +95,8 @@ def flash_attn_func(
     >>> torch.equal(ringattn.flash_attn_func(q, k, v, causal=True, window_size=(3, 0)), expected)
     True
     """
-    refuse("flash_attn_func", {"softcap": softcap, "alibi_slopes": alibi_slopes, "return_attn_probs": return_attn_probs})
+    theirs = {"softcap": softcap, "alibi_slopes": alibi_slopes, "return_attn_probs": return_attn_probs}
+    refuse("flash_attn_func", theirs, settings.get("group"))
     return attention(q, k, v, is_causal=causal, dropout_p=dropout_p, scale=softmax_scale, window=window_size, **settings)
 
 
@@ -101,9 +104,9 @@ def flash_attn_varlen_func(*args: Any, **settings: Any) -> Any:
     """flash-attn's function for packed sequences, which this version does not have: raises ValueError.
 
     >>> import ringattn
-    >>> ringattn.flash_attn_varlen_func()
+    >>> ringattn.flash_attn_varlen_func()  # doctest: +ELLIPSIS
     Traceback (most recent call last):
     ...
-    ValueError: flash_attn_varlen_func is not supported: packed sequences are not available in this version; use key_range for padding
+    ValueError: flash_attn_varlen_func is not supported: packed sequences are not available in this version; use key_range ...
     """
     raise ValueError(f"flash_attn_varlen_func is not supported: {PACKED}")

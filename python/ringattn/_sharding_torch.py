@@ -11,7 +11,8 @@ from . import sharding as _sharding
 
 
 def _rows_of(x: torch.Tensor, where: Any, layout: str, dim: int) -> torch.Tensor:
-    return _sharding.take(x, _sharding._runs(x.size(dim), layout, where.rank, where.ranks), dim, torch.cat)
+    rows: torch.Tensor = _sharding.take(x, _sharding._runs(x.size(dim), layout, where.rank, where.ranks), dim, torch.cat)
+    return rows
 
 
 def _whole(x: torch.Tensor, where: Any, layout: str, dim: int) -> torch.Tensor:

@@ -24,7 +24,7 @@ class Backward(torch.autograd.Function):
     """The backward pass, which cannot be differentiated again."""
 
     generate_vmap_rule = True
-    jvp = staticmethod(_no_forward_mode)
+    jvp = staticmethod(_no_forward_mode)  # type: ignore[assignment]
 
     @staticmethod
     def forward(*arguments: Any) -> Any:
@@ -41,7 +41,7 @@ class Backward(torch.autograd.Function):
 
 class Forward(torch.autograd.Function):
     generate_vmap_rule = True
-    jvp = staticmethod(_no_forward_mode)
+    jvp = staticmethod(_no_forward_mode)  # type: ignore[assignment]
 
     @staticmethod
     def forward(*arguments: Any) -> Any:

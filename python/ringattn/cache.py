@@ -110,7 +110,7 @@ class KVCache:
     def _rows_of_all(self, mine: int) -> int:
         where = _dist.resolve(self.group)
         counts = [count for (count,) in where.gather("KVCache", [mine])]
-        rows = sum(counts)
+        rows: int = sum(counts)
         held = self._held(self._rows + rows) - self._held(self._rows)
         for rank, (share,) in enumerate(where.gather("KVCache", [held])):
             if share != counts[rank]:

@@ -233,6 +233,12 @@ def resolve(group: Any) -> Any:
     )
 
 
+def refusal(group: Any, error: Exception) -> Exception:
+    """``error``, to be raised by a rank that does not take part in a call: it is told to the others, who would wait."""
+    resolve(group).refuse(str(error))
+    return error
+
+
 def size_of(group: Any) -> int:
     """The number of ranks. Unlike ``resolve`` never collective: a module may be printed by one rank alone."""
     for name in ("size", "Get_size"):  # of a process group or mesh, and of an MPI communicator

@@ -203,7 +203,8 @@ def _add(where: Any, tensors: list[torch.Tensor]) -> None:
         kinds.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     for same in kinds.values():
         while same:
-            bucket, size = [], 0
+            bucket: list[torch.Tensor] = []
+            size = 0
             while same and (not bucket or size + same[-1].nbytes <= _BUCKET):
                 bucket.append(same.pop())
                 size += bucket[-1].nbytes

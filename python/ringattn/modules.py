@@ -213,11 +213,12 @@ class RingDilatedAttention(nn.Module):
         **unsupported: Any,
     ) -> Any:
         """``[B, N, H, D]`` in and out; this rank's rows where the group is one of processes."""
-        refuse("forward", unsupported)
+        refuse("forward", unsupported, self._runs_on())
         if self.device is not None and (
             query.device.type != self.device.type or self.device.index not in (None, query.device.index)
         ):
-            raise ValueError(f"query is on {query.device} and the module on {self.device}")
+            reason = f"query is on {query.device} and the module on {self.device}"
+            raise _dist.refusal(self._runs_on(), ValueError(reason))
         if self.dtype is None:
             return self.attend(query, key, value, is_causal, key_range, seed, return_lse)
         given, dtype, kind = query.dtype, self.dtype, query.device.type

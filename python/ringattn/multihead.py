@@ -31,8 +31,7 @@ def padding_range(mask: torch.Tensor, group: str, layout: str, name: str = "key_
         padding = mask != 0
         if bool((padding & (mask != float("-inf"))).any()):
             reason = f"{name} adds numbers to the scores; only 0 and -inf (or a boolean mask) are supported"
-            where.refuse(reason)  # the others wait for this rank's range
-            raise ValueError(reason)
+            raise _dist.refusal(where, ValueError(reason))
         mask = padding
     keep = ~mask.cpu()
     batch, rows = keep.shape
@@ -167,19 +166,21 @@ class RingMultiheadDilatedAttention(nn.Module):
         self.reset_parameters()
         self._sync_gradients = bool(sync_gradients)
         self._add_gradients()
-        self.register_load_state_dict_post_hook(_loaded)  # assign=True brings other parameters
+        # assign=True brings other parameters
+        self.register_load_state_dict_post_hook(_loaded)  # type: ignore[no-untyped-call]
 
     def _add_gradients(self) -> None:
         if self._sync_gradients:
             sync_on_backward(self)
 
     def _apply(self, *arguments: Any, **options: Any) -> RingMultiheadDilatedAttention:
-        super()._apply(*arguments, **options)  # to_empty, say, makes other parameters
+        # to_empty, say, makes other parameters
+        super()._apply(*arguments, **options)  # type: ignore[no-untyped-call]
         self._add_gradients()
         return self
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)  # of a copy
+        super().__setstate__(state)  # type: ignore[no-untyped-call] # of a copy
         self._add_gradients()
 
     def reset_parameters(self) -> None:
@@ -221,13 +222,14 @@ class RingMultiheadDilatedAttention(nn.Module):
         """``[B, N, E]`` in (``[N, B, E]`` without batch_first, ``[N, E]`` without a batch), ``(output, None)`` out. key
         defaults to query, and value to key."""
         if need_weights:
-            raise ValueError(
+            raise self._refusal(
                 "need_weights=True is not supported: the weights are never formed, which is what makes long sequences possible"
             )
         if query.is_nested:  # nn.TransformerEncoder makes one of padding in evaluation
-            raise ValueError("query is a nested tensor; give nn.TransformerEncoder enable_nested_tensor=False")
+            raise self._refusal("query is a nested tensor; give nn.TransformerEncoder enable_nested_tensor=False")
         if query.dim() not in (2, 3):
-            raise ValueError(f"query has shape {tuple(query.shape)}; it must be [batch, rows, embed_dim] or [rows, embed_dim]")
+            shape = tuple(query.shape)
+            raise self._refusal(f"query has shape {shape}; it must be [batch, rows, embed_dim] or [rows, embed_dim]")
         key = query if key is None else key
         value = key if value is None else value
         together = query is key and key is value
@@ -280,33 +282,36 @@ class RingMultiheadDilatedAttention(nn.Module):
         biases = (None, None, None) if self.in_proj_bias is None else self.in_proj_bias.chunk(3)
         return tuple(F.linear(x, weight, bias) for x, weight, bias in zip((query, key, value), weights, biases))
 
+    def _refusal(self, reason: str) -> Exception:
+        return _dist.refusal(key_of(self.group), ValueError(reason))
+
     def _causal(self, attn_mask: Optional[torch.Tensor], is_causal: bool, query: torch.Tensor, key: torch.Tensor) -> bool:
         """Whether the call is causal. A mask that says anything else raises."""
         if attn_mask is None:
             return is_causal
         if self.is_divided:
-            raise ValueError("attn_mask is not supported on a group of processes: give is_causal=True instead")
+            raise self._refusal("attn_mask is not supported on a group of processes: give is_causal=True instead")
         rows, keys = query.shape[1], key.shape[1]
         if torch.compiler.is_compiling():
             if not is_causal:
-                raise ValueError("attn_mask is not supported in a compiled graph: give is_causal=True")
+                raise self._refusal("attn_mask is not supported in a compiled graph: give is_causal=True")
             if rows != keys:  # the mask may put the first query at the first key, and its values cannot be looked at here
-                raise ValueError(
+                raise self._refusal(
                     f"attn_mask is not supported in a compiled graph with {rows} queries and {keys} keys: give is_causal=True "
                     f"alone, which puts the last query at the last key"
                 )
             return True
         mask = attn_mask if attn_mask.dtype == torch.bool else attn_mask != 0
         if attn_mask.dtype != torch.bool and bool(torch.any(mask & (attn_mask != float("-inf")))):
-            raise ValueError("attn_mask adds numbers to the scores; only a causal mask (-inf after each query) is supported")
+            raise self._refusal("attn_mask adds numbers to the scores; only a causal mask (-inf after each query) is supported")
         if mask.shape[-2:] != (rows, keys):
-            raise ValueError(f"attn_mask has shape {tuple(attn_mask.shape)}; it must end in [{rows}, {keys}]")
+            raise self._refusal(f"attn_mask has shape {tuple(attn_mask.shape)}; it must end in [{rows}, {keys}]")
         causal = torch.ones(rows, keys, dtype=torch.bool, device=mask.device).triu(1 + keys - rows)
         if bool((mask == causal).all()):
             return True
         if not is_causal and not bool(mask.any()):
             return False
-        raise ValueError(
+        raise self._refusal(
             "attn_mask is not the causal mask in which the last query meets the last key; other masks are not supported: use "
             "is_causal, window or key_padding_mask"
         )
@@ -315,10 +320,7 @@ class RingMultiheadDilatedAttention(nn.Module):
         if mask is None:
             return None
         if mask.shape != key.shape[:2]:
-            reason = f"key_padding_mask has shape {tuple(mask.shape)}; it must be {tuple(key.shape[:2])}"
-            if self.is_divided:
-                _dist.resolve(key_of(self.group)).refuse(reason)  # the others wait for this rank's range
-            raise ValueError(reason)
+            raise self._refusal(f"key_padding_mask has shape {tuple(mask.shape)}; it must be {tuple(key.shape[:2])}")
         return range_of_mask(mask, key_of(self.group) if self.is_divided else "", self.attention.layout)
 
     def extra_repr(self) -> str:

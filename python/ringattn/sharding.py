@@ -145,9 +145,7 @@ def gather_rows(x: np.ndarray, dtype: str, where: Any, layout: str, dim: int) ->
     return whole
 
 
-def positions(
-    n: int, group: Any = None, layout: str = "contiguous", *, rank: Optional[int] = None, device: Any = None
-) -> Any:
+def positions(n: int, group: Any = None, layout: str = "contiguous", *, rank: Optional[int] = None, device: Any = None) -> Any:
     """The global positions of the rows that this rank holds of a sequence of ``n``, in their order: an int64 torch tensor, for
     rotary embeddings, labels and masks. Never waits for another rank.
 

@@ -56,7 +56,7 @@ class _Eager(torch.autograd.Function):
         # create_graph (a second derivative is refused, where a constant would hide it), or many gradients at once
         if torch.is_grad_enabled() or _is_batched(dout) or _is_batched(dlse):
             range_tensor = _range_tensor(ranges and list(zip(*ranges)), query.size(0))
-            dq, dk, dv = Backward.apply(
+            dq, dk, dv = Backward.apply(  # type: ignore[no-untyped-call]
                 query, key, value, out, lse, dout, dlse, state_of(problem, seed), range_tensor, *problem.options, where.key
             )
         else:
@@ -155,7 +155,7 @@ def attention(
     if torch.compiler.is_compiling() or not _plain(query, key, value):
         query, key, value = _ready(query, key, value)
         settings, seed = checked(Settings(*given)), _seed_tensor(seed, dropout_p)
-        forward = forward_op
+        forward: Any = forward_op
         if not torch.compiler.is_compiling():
             refuse_forward_mode(query, key, value)
             if torch._C._functorch.peek_interpreter_stack() is not None:

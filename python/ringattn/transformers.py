@@ -10,7 +10,8 @@ from . import dist as _dist
 from ._config import Settings, checked
 from ._hf_mask import check_positions, is_mask, read, write, write_op
 from ._hf_op import masked_forward
-from ._hf_rule import NOT_SUPPORTED, read as read_rule, without_packing
+from ._hf_rule import NOT_SUPPORTED, without_packing
+from ._hf_rule import read as read_rule
 from .torch import _ready, _seed_tensor, attention, key_of
 
 # What a model does not decide itself.

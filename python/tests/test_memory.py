@@ -5,7 +5,6 @@ import gc
 import threading
 
 import pytest
-
 from ringattn import _memory
 from ringattn._memory import LARGE_PAGE, MOST, PATIENCE, SMALL, Blocks
 

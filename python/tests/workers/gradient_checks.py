@@ -129,9 +129,7 @@ def fsdp1(model, **options):
     from torch.distributed.fsdp import FullyShardedDataParallel
     from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
-    return FullyShardedDataParallel(
-        model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device("cpu"), **options
-    )
+    return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_id=torch.device("cpu"), **options)
 
 
 def fsdp1_gradients(model, change):

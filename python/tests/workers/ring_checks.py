@@ -306,15 +306,27 @@ def messages_are_on_the_cpu_whatever_the_default_device():
 def an_argument_that_one_rank_alone_gives_is_told_to_the_others():
     import ringattn
 
-    x = torch.randn(1, 4, 2, 8)
-    for wrong in ({"attn_mask": x}, {"no_such_argument": 1}):
-        mine = wrong if dist.get_rank() == 1 else {}
-        kind = (TypeError, ValueError) if mine else ringattn.RingattnError
-        raises(kind, next(iter(wrong)), ringattn.attention, x, x, x, group=dist.group.WORLD, **mine)
-    ring, rows = build(group=dist.group.WORLD), shard(data()[0], "contiguous")
-    mask = torch.zeros(rows.size(0), rows.size(1) + (dist.get_rank() == 1), dtype=torch.bool)
-    kind = ValueError if dist.get_rank() == 1 else ringattn.RingattnError
-    raises(kind, "key_padding_mask has shape", ring, rows, key_padding_mask=mask)
+    group, x, multihead = dist.group.WORLD, torch.randn(1, 4, 2, 8), build(group=dist.group.WORLD)
+    rows = shard(data()[0], "contiguous")
+    causal = torch.ones(rows.size(1), rows.size(1), dtype=torch.bool).triu(1)
+    longer = torch.zeros(rows.size(0), rows.size(1) + 1, dtype=torch.bool)
+    cases = [
+        (ringattn.attention, (x, x, x), {"group": group}, {"attn_mask": x}),
+        (ringattn.attention, (x, x, x), {"group": group}, {"no_such_argument": 1}),
+        (ringattn.sdpa, (x, x, x), {"group": group}, {"attn_mask": x}),
+        (ringattn.flash_attn_func, (x, x, x), {"group": group}, {"softcap": 2.0}),
+        (ringattn.RingDilatedAttention(group=group), (x, x, x), {}, {"need_weights": True}),
+        (multihead, (rows,), {}, {"need_weights": True}),
+        (multihead, (rows,), {}, {"attn_mask": causal}),
+        (multihead, (rows,), {}, {"key_padding_mask": longer}),
+    ]
+    mine = dist.get_rank() == 1
+    kind = (TypeError, ValueError) if mine else ringattn.RingattnError
+    for function, tensors, settings, wrong in cases:
+        raises(kind, next(iter(wrong)), function, *tensors, **settings, **(wrong if mine else {}))
+    keys = x[:, :1] if mine else x  # heads come second here
+    raises(kind, "enable_gqa", ringattn.sdpa, x, keys, keys, group=group)
+    compare(is_causal=True)  # the group is not broken
 
 
 @check
