@@ -54,7 +54,9 @@ static void on_signal(int number) {
         (void)ignored;
         _exit(EXIT_FILE);
     }
-    _exit(128 + number);
+    if (number != SIGQUIT) _exit(128 + number);
+    signal(SIGQUIT, SIG_DFL); /* whoever asks so may want a dump of the core */
+    raise(SIGQUIT);           /* comes when this returns */
 }
 
 /* What a parent ignores (nohup) stays ignored. */
@@ -70,6 +72,8 @@ static void set_signals(void) {
     handle(SIGINT, &action);
     handle(SIGTERM, &action);
     handle(SIGHUP, &action);
+    handle(SIGQUIT, &action);
+    handle(SIGXCPU, &action);
     sigaction(SIGBUS, &action, NULL);
     action.sa_handler = SIG_IGN; /* both signals show as errors of a write */
     sigaction(SIGPIPE, &action, NULL);

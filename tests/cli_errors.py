@@ -296,12 +296,19 @@ class Interrupted(kit.Case):
         for name in ("q", "k", "v"):
             self.save(name + ".npy", big)
         before = self.files()
-        for number, code in ((signal.SIGINT, 130), (signal.SIGTERM, 143)):
+        signals = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGXCPU: 152, signal.SIGQUIT: -signal.SIGQUIT}
+
+        def begin():
+            for number in signals:
+                signal.signal(number, signal.SIG_DFL)  # a shell's background job is begun with some of them ignored
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+        for number, code in signals.items():
             with self.subTest(signal=number):
                 process = subprocess.Popen([kit.RINGATTN, "run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v",
                                             self.path("v.npy"),
                                             "--out", self.path("out.npy"), "--kernel", "scalar", "--ring-size", "2"],
-                                           stderr=subprocess.PIPE)
+                                           stderr=subprocess.PIPE, preexec_fn=begin)
                 deadline = time.monotonic() + 30
                 while self.files() == before and time.monotonic() < deadline and process.poll() is None:
                     time.sleep(0.01)
