@@ -67,6 +67,19 @@ static void the_host_waits_in_between(void) {
     order_use(&c, &block, 0, 64, true);
 }
 
+/* Each waits for the one before it. */
+static void there_are_more_streams_than_are_known_apart(void) {
+    static char many[3 * MOST_STREAMS];
+    order *mark = NULL;
+    for (size_t i = 0; i < sizeof many; i++) {
+        order_wait(&many[i], mark);
+        order_use(&many[i], &block, 0, 64, true);
+        order_mark(&many[i], &mark);
+    }
+    order_wait(&many[0], mark);
+    order_use(&many[0], &block, 0, 64, true);
+}
+
 static bool aborts(void (*run)(void)) {
     const pid_t child = fork();
     assert_true(child >= 0);
@@ -96,6 +109,7 @@ static void uses_in_order_do_not(void **state) {
     assert_false(aborts(bytes_differ));
     assert_false(aborts(one_waits_for_another_that_waited));
     assert_false(aborts(the_host_waits_in_between));
+    assert_false(aborts(there_are_more_streams_than_are_known_apart));
 }
 
 int main(void) {

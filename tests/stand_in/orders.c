@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { MOST_STREAMS = 256 }; /* of further ones nothing is said */
+enum { MOST_STREAMS = 256 }; /* further ones count as one stream, whose uses are ordered */
 
 struct order {
     uint32_t seen[MOST_STREAMS]; /* uses of each stream */
@@ -29,12 +29,12 @@ static void join(order *mine, const order *other) {
         if (mine->seen[i] < other->seen[i]) mine->seen[i] = other->seen[i];
 }
 
-/* With the lock held. -1: there are too many. */
+/* With the lock held. */
 static int stream_of(void *name) {
     int i = 0;
     while (i < streams && names[i] != name) i++;
-    if (i == MOST_STREAMS) return -1;
-    if (i == streams) names[streams++] = name;
+    if (i == MOST_STREAMS) i--;
+    else if (i == streams) names[streams++] = name;
     join(&clocks[i], &host);
     return i;
 }
@@ -61,7 +61,7 @@ static void add(order_uses *block, const struct order_use *use) {
 void order_use(void *stream, order_uses *block, int64_t begin, int64_t end, bool writes) {
     pthread_mutex_lock(&mutex);
     const int id = stream_of(stream);
-    if (id >= 0 && begin < end) {
+    if (begin < end) {
         const struct order_use now = {begin, end, id, ++clocks[id].seen[id], writes};
         int kept = 0;
         for (int i = 0; i < block->count; i++) {
@@ -88,15 +88,13 @@ void order_mark(void *stream, order **mark) {
     if (!*mark) *mark = malloc(sizeof **mark);
     if (!*mark) abort();
     pthread_mutex_lock(&mutex);
-    const int id = stream_of(stream);
-    **mark = id >= 0 ? clocks[id] : host;
+    **mark = clocks[stream_of(stream)];
     pthread_mutex_unlock(&mutex);
 }
 
 void order_wait(void *stream, const order *mark) {
     pthread_mutex_lock(&mutex);
-    const int id = stream_of(stream);
-    if (id >= 0 && mark) join(&clocks[id], mark);
+    if (mark) join(&clocks[stream_of(stream)], mark);
     pthread_mutex_unlock(&mutex);
 }
 
@@ -108,7 +106,6 @@ void order_host_wait(const order *mark) {
 
 void order_host_wait_all(void *stream) {
     pthread_mutex_lock(&mutex);
-    const int id = stream_of(stream);
-    if (id >= 0) join(&host, &clocks[id]);
+    join(&host, &clocks[stream_of(stream)]);
     pthread_mutex_unlock(&mutex);
 }
