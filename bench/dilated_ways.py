@@ -2,8 +2,6 @@
 Branch i runs on the i-th share of the heads, from row i mod r of a segment on. `attend` takes q, k and v as [segments, heads,
 rows, D]."""
 
-import torch
-
 BRANCHES = ((2048, 1), (4096, 2), (8192, 4))
 
 
@@ -16,6 +14,7 @@ def flops(n, heads, d, causal, a_pair, branches=BRANCHES):
 
 def sliced(attend, branches=BRANCHES):
     """Views of the whole tensors; autograd adds their gradients up in tensors of that size."""
+    import torch
 
     def run(q, k, v):
         _, n, h, d = q.shape
@@ -35,6 +34,7 @@ def sliced(attend, branches=BRANCHES):
 
 def split(attend, branches=BRANCHES):
     """Heads are split first and put together again in the end: gradients are as large as a branch."""
+    import torch
 
     def run(q, k, v):
         _, n, h, d = q.shape
