@@ -65,6 +65,14 @@ class UnderALauncher(kit.Case):
                         self.assertEqual(mine[name].tobytes(), theirs[name].tobytes(), name)
                     self.assertEqual(len(self.files()), len(self.before) + 6, self.files())
 
+    def assert_ends(self, mpi, done, code):
+        """A failing job ends with the ranks' code. On a busy machine MPICH's launcher kills a rank before it has ended, and may
+        give that status in its place."""
+        if mpi == "mpich":
+            self.assertNotEqual(done.returncode, 0, done.stderr)
+        else:
+            self.assertEqual(done.returncode, code, done.stderr)
+
     def on_stand_in(self):
         """The environment of ranks on the stand-in for a GPU, with its NCCL."""
         build, modules = os.environ.get("RA_BUILD", "build"), self.path("modules")
@@ -163,7 +171,8 @@ class UnderALauncher(kit.Case):
         for mpi in self.mpis:
             with self.subTest(mpi=mpi):
                 done = launch(mpi, 2, "run", *self.inputs, "--out", self.path("out.npy"), "--trace", self.path("none/x.json"))
-                self.assertEqual((done.returncode, done.stderr.count("x.json")), (3, 1), done.stderr)
+                self.assert_ends(mpi, done, 3)
+                self.assertEqual(done.stderr.count("x.json"), 1, done.stderr)
                 self.assertEqual(self.files(), self.before)
 
     def test_ranks_that_ask_for_different_outputs_disagree_and_write_nothing(self):
@@ -195,9 +204,7 @@ class UnderALauncher(kit.Case):
         for mpi in self.mpis:
             for first, second, says in cases if mpi == self.mpis[0] else cases[:1]:
                 done = self.launch_two(mpi, first, second)
-                if mpi == "openmpi":  # on a busy machine MPICH's launcher may put a status of its own in the ranks' place
-                    self.assertEqual(done.returncode, 5, done.stderr)
-                self.assertNotEqual(done.returncode, 0)
+                self.assert_ends(mpi, done, 5)
                 self.assertIn("ranks disagree: " + says, done.stderr)
                 self.assertEqual(self.files(), self.before)
 
