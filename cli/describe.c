@@ -10,6 +10,7 @@
 #include "core/size.h"
 #include "core/status.h"
 #include "core/workers.h"
+#include "io/path.h"
 #include "ringattn_cuda.h"
 
 /* ---------------------------------------------------------------------------------------------------------- --like */
@@ -98,7 +99,7 @@ static ra_status check_available(const settings *s) {
 }
 
 static ra_status check_svg(const char *path) {
-    const char *slash = strrchr(path, '/'), *dot = strrchr(slash ? slash : path, '.');
+    const char *dot = strrchr(ra_path_name(path), '.');
     if (!dot || strcasecmp(dot, ".svg") == 0) return RA_OK;
     return ra_fail(RA_INVALID, "--svg %s does not end in .svg: only SVG files are drawn", path);
 }

@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "core/dtype.h"
+#include "core/fields.h"
 #include "core/size.h"
 #include "core/status.h"
 
@@ -261,12 +262,7 @@ void files_names(const file_set *files, file_names *names) {
         snprintf(names->name[i], sizeof names->name[i], "%s", ra_output_temporary(&files->outputs[i]));
 }
 
-/* FNV-1a */
-static uint64_t hash(const char *text) {
-    uint64_t h = 0xcbf29ce484222325u;
-    for (; *text; text++) h = (h ^ (unsigned char)*text) * 0x100000001b3u;
-    return h;
-}
+static uint64_t hash(const char *text) { return ra_fnv(RA_FNV_START, text, (int64_t)strlen(text)); }
 
 file_request files_request(const file_set *files) {
     file_request r = {0};
@@ -279,8 +275,7 @@ file_request files_request(const file_set *files) {
         }
         r.name[id] = hash(f->used ? f->file.name : "");
         if (!f->used || !f->output || ra_path_resolve(f->file.path, target) != RA_OK) continue;
-        const char *slash = strrchr(target, '/');
-        r.file[id] = hash(slash ? slash + 1 : target);
+        r.file[id] = hash(ra_path_name(target));
     }
     return r;
 }

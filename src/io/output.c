@@ -13,6 +13,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "core/fields.h"
 #include "core/status.h"
 
 #define SLOTS 16
@@ -56,10 +57,8 @@ static ra_status check_target(const char *path, char *target, int *mode) {
 
 /* What the temporary names of a target begin with: FNV-1a of its last component. */
 static void prefix_of(const char *target, char prefix[PREFIX_BYTES]) {
-    const char *slash = strrchr(target, '/');
-    uint64_t hash = 0xcbf29ce484222325;
-    for (const char *p = slash ? slash + 1 : target; *p; p++) hash = (hash ^ (unsigned char)*p) * 0x100000001b3;
-    snprintf(prefix, PREFIX_BYTES, ".ringattn-%016" PRIx64 "-", hash);
+    const char *name = ra_path_name(target);
+    snprintf(prefix, PREFIX_BYTES, ".ringattn-%016" PRIx64 "-", ra_fnv(RA_FNV_START, name, (int64_t)strlen(name)));
 }
 
 /* Removes the file if it is ours and no living process has it locked. */
@@ -86,8 +85,7 @@ static void remove_left(const char *target) {
 
 /* Puts the name of a temporary file beside the target into the table. */
 static void name_temporary(const char *target, int slot, const char *name) {
-    const char *slash = strrchr(target, '/');
-    int directory = slash ? (int)(slash - target) + 1 : 0;
+    const int directory = (int)(ra_path_name(target) - target);
     atomic_store(&slots[slot].state, 1);
     snprintf(slots[slot].temporary, sizeof slots[slot].temporary, "%.*s%s", directory, target, name);
     atomic_store(&slots[slot].state, 2);
@@ -160,8 +158,7 @@ ra_status ra_output_create(const char *path, const void *header, int64_t header_
 }
 
 const char *ra_output_temporary(const ra_output *output) {
-    const char *path = slots[output->slot].temporary, *slash = strrchr(path, '/');
-    return slash ? slash + 1 : path;
+    return ra_path_name(slots[output->slot].temporary);
 }
 
 ra_status ra_output_join(const char *path, const char *temporary, int64_t bytes, ra_output *output) {

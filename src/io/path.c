@@ -36,6 +36,8 @@ ra_status ra_path_resolve(const char *path, char target[RA_PATH_MAX]) {
     }
 }
 
+const char *ra_path_name(const char *path) { return path + directory_length(path); }
+
 void ra_path_directory(const char *path, char directory[RA_PATH_MAX]) {
     size_t length = directory_length(path);
     snprintf(directory, RA_PATH_MAX, "%.*s", length > 0 ? (int)length : 1, length > 0 ? path : ".");
@@ -48,7 +50,7 @@ ra_status ra_path_identify(const char *path, ra_path_id *id) {
     id->name[0] = '\0';
     if (stat(target, &info) != 0) {
         ra_path_directory(target, directory);
-        if (stat(directory, &info) == 0) strcpy(id->name, target + directory_length(target));
+        if (stat(directory, &info) == 0) strcpy(id->name, ra_path_name(target));
         else strcpy(id->name, target); /* no directory: whoever opens it says so */
     }
     id->device = info.st_dev;

@@ -12,6 +12,9 @@
  * names the path. */
 ra_status ra_path_resolve(const char *path, char target[RA_PATH_MAX]);
 
+/* The last component of a path. */
+const char *ra_path_name(const char *path);
+
 /* The identity of a file, whatever it is called: links and hard links to one file are equal. */
 typedef struct ra_path_id {
     dev_t device;

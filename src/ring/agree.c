@@ -18,13 +18,12 @@ typedef struct ballot {
 } ballot;
 
 static void digest(const char *text, int64_t bytes, uint64_t out[2]) {
-    uint64_t a = 0xcbf29ce484222325u, b = 0x9E3779B97F4A7C15u;
+    uint64_t b = 0x9E3779B97F4A7C15u;
     for (int64_t i = 0; i < bytes; i++) {
-        a = (a ^ (uint64_t)(unsigned char)text[i]) * 0x100000001b3u;
         b = (b + (uint64_t)(unsigned char)text[i]) * 0xD6E8FEB86659FD93u;
         b ^= b >> 29;
     }
-    out[0] = a;
+    out[0] = ra_fnv(RA_FNV_START, text, bytes);
     out[1] = b;
 }
 
