@@ -296,7 +296,8 @@ class Interrupted(kit.Case):
         for name in ("q", "k", "v"):
             self.save(name + ".npy", big)
         before = self.files()
-        signals = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGXCPU: 152, signal.SIGQUIT: -signal.SIGQUIT}
+        signals = {signal.SIGHUP: 129, signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGXCPU: 152,
+                   signal.SIGQUIT: -signal.SIGQUIT}
 
         def begin():
             for number in signals:

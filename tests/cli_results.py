@@ -160,8 +160,8 @@ class Results(kit.Case):
                 self.assertAlmostEqual(int(quoted), planned, delta=1, msg=(dtype, ring_size))  # kernels differ by less
 
     def test_the_benches_print_their_help_where_there_is_no_torch(self):
-        run = "import runpy, sys; sys.modules['torch'] = None; runpy.run_path(sys.argv[0], run_name='__main__')"
-        run = f"import sys; sys.argv = sys.argv[1:]; sys.path[0] = {BENCH!r}; {run}"
+        run = (f"import runpy, sys; sys.modules['torch'] = None; sys.path[0] = {BENCH!r}; del sys.argv[0]; "
+               "runpy.run_path(sys.argv[0], run_name='__main__')")
         for name in ("cpu_peers.py", "gpu_peers.py", "gpu_rings.py", "report.py"):
             done = subprocess.run([sys.executable, "-c", run, os.path.join(BENCH, name), "--help"], capture_output=True, text=True)
             self.assertEqual(done.returncode, 0, done.stderr)
