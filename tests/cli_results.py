@@ -122,16 +122,13 @@ class Results(kit.Case):
                    (f"{report.span([report.against(row, 'FA2 packed') for row in several])} with its heads packed", "one query"),
                    (f"16 queries: {report.against(several[0], 'FA2'):.1f}x of FlashAttention-2", "one query")]
 
-        def ring(name="h200-rings", **wanted):
-            found = [row for row in report.read(os.path.join(BENCH, "results", name + ".json"))["rows"]
-                     if row["group"] == "ring" and row["ranks"] > 1 and wanted.items() <= row.items()]
-            return report.span([row["against_one"] for row in found])
+        def ring(**wanted):
+            return report.span([row["against_one"] for row in rows("h200-rings", "ring")
+                                if row["ranks"] > 1 and wanted.items() <= row.items()])
 
-        forward, backward = (ring(**{"pattern": "full", "pass": which}) for which in ("forward", "backward"))
-        quoted.append((f"full {forward} forward, {backward} backward; causal {ring(pattern='causal')} |", "2, 4, 8 ranks"))
-        full, causal = (" and ".join(ring("h200-rings-8192", **{"pattern": pattern, "pass": which}) + f" {which}"
-                                     for which in ("forward", "backward")) for pattern in ("full", "causal"))
-        quoted.append((f"full {full}; causal {causal} |", "8 ranks"))
+        full, causal = (" and ".join(ring(**{"pattern": pattern, "pass": which}) + f" {which}" for which in ("forward", "backward"))
+                        for pattern in ("full", "causal"))
+        quoted.append((f"full {full}; causal {causal} |", "2, 4, 8 ranks"))
         slow = report.span([row["ratio"] for row in rows("h200-rings-slow", "slow lane")])
         quoted.append((f"| {slow} of its time |", "4 ranks over a network"))
         played = report.read(os.path.join(BENCH, "results", "h200-ranks.json"))["ranks"]

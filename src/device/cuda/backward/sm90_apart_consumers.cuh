@@ -44,6 +44,7 @@ template <typename T, class S> struct KeyConsumer : KeyWarpgroup<T, S> {
         Scores s, dp;
         Lse lse;
         Operand ds;
+        this->await_q();
         score_rows(s, dp, lse, 0, stage);
         if constexpr (!FIRST) {
             hand_over(turn - 1, 1);

@@ -22,15 +22,20 @@ template <typename T, class S> struct BackConsumer : KeyWarpgroup<T, S> {
     /* Block number `turn` of query rows; the first of a tile has no dQ to add yet. `held`: the dQ that was stored at the end of
      * the block before is still to be handed over. */
     template <bool FIRST> __device__ __forceinline__ void step(KeySums &dk, KeySums &dv, bool last_of_tile, bool held) {
+        this->await_q();
+        if (this->blind()) {
+            step_blind<FIRST>(last_of_tile, held);
+            return;
+        }
         const int stage = slot_of<STAGES>(turn);
         Scores s, dp;
         Lse lse;
         Operand ds;
         QuerySums dq; /* of the block before */
         score_rows(s, dp, lse, 0);
-        weigh(s, dp, ds, dv, lse, 0, FIRST, last_of_tile);
+        weigh(s, dp, ds, dv, lse, 0, false, last_of_tile);
         if constexpr (!FIRST) multiply_ds(dq, turn - 1);
-        multiply(dk, FIRST, ds, q_at(0, QUERIES * 128));
+        multiply(dk, false, ds, q_at(0, QUERIES * 128));
         hand_over_block(held); /* while products run */
         if constexpr (!FIRST) {
             const bool last = await_room(turn - 1);
@@ -43,6 +48,27 @@ template <typename T, class S> struct BackConsumer : KeyWarpgroup<T, S> {
         wgmma_settle(dk);
         wgmma_settle(dv);
         if constexpr (FIRST) release(&bars.dout_empty[stage]);
+        release(&bars.q_empty[stage]);
+        turn++;
+    }
+    /* The same where dS is zero, so that dK and dV stay as they are. */
+    template <bool FIRST> __device__ __forceinline__ void step_blind(bool last_of_tile, bool held) {
+        const int stage = slot_of<STAGES>(turn);
+        const Operand ds = {};
+        this->await_rows();
+        this->await_dout(); /* which is not released before it came */
+        release(&bars.dout_empty[stage]);
+        if (last_of_tile) release(&bars.v_empty);
+        this->store_ds(ds, 0);
+        QuerySums dq;
+        if constexpr (!FIRST) multiply_ds(dq, turn - 1);
+        hand_over_block(held);
+        if constexpr (!FIRST) {
+            const bool last = await_room(turn - 1);
+            wgmma_wait<0>();
+            take_queries(dq, turn - 1);
+            store_queries(dq, turn - 1, last);
+        }
         release(&bars.q_empty[stage]);
         turn++;
     }
@@ -76,6 +102,8 @@ template <typename T, class S> struct BackConsumer : KeyWarpgroup<T, S> {
             int left = uniform(work.count * back.group) * 2 - 2;
             mbarrier_wait(&bars.k_full[0], works & 1);
             mbarrier_wait(&bars.v_full, works & 1);
+#pragma unroll
+            for (int i = 0; i < S::D / 2; i++) dk[i] = dv[i] = 0.f;
             step<true>(dk, dv, left == 0, false);
 #pragma unroll 1
             while (left > 1) {

@@ -19,12 +19,12 @@ template <typename T, class S> struct KeyWarpgroup : BackWarpgroup<T, S> {
 
     using Base::Base;
 
-    /* S = K Q^T of query rows from `row` on and the keys in a stage, and dP = V dO^T behind it; lse comes meanwhile. */
+    /* S = K Q^T of query rows from `row` on, which have come, and the keys in a stage, and dP = V dO^T behind it; lse comes
+     * meanwhile. */
     __device__ __forceinline__ void score_rows(Scores &s, Scores &dp, Lse &lse, int row, int stage = 0) const {
-        if (row == 0) this->await_q();
         wgmma_fence();
         score(s, at(memory.k, 64 * 128) + (uint32_t)stage * (S::KV_BYTES >> 4), q_at(row));
-        if (row == 0) mbarrier_wait(&bars.rows_full[slot_of<STAGES>(turn)], parity_of<STAGES>(turn));
+        if (row == 0) this->await_rows();
         Base::load_lse(lse, stats_of(row));
         if (row == 0) this->await_dout();
         wgmma_fence();

@@ -43,6 +43,19 @@ __device__ __forceinline__ void each_query_block(const BackTmaJob &back, const B
         for (int i = 0; i < work.count; i++) each(u, down ? work.first + work.count - 1 - i : work.first + i);
 }
 
+/* A bit for each half of a tile's keys to which no row of block t attends, where that is soon found out. */
+template <class S> __device__ __forceinline__ uint8_t blind_halves(const BackTile &tile, int t) {
+    const Work &work = tile.base;
+    const int64_t first = (int64_t)t * S::QUERIES, end = first + S::QUERIES;
+    int blind = 0;
+#pragma unroll
+    for (int i = 0; i < 2; i++) { /* neither end of a key's rows falls from key to key */
+        const int64_t key = tile.key + i * (S::KEYS / 2);
+        blind |= (end <= key - work.hi + 1 || first >= key + S::KEYS / 2 - work.lo) << i;
+    }
+    return work.sloped ? 0 : (uint8_t)blind;
+}
+
 /* Takes tiles and loads what they need. A tile is taken when the loads of the one before are under way and it is soon begun:
  * others may wait for it. By a whole warp, of which one thread loads. */
 template <class S>
@@ -63,6 +76,7 @@ __device__ __forceinline__ void load_back_tiles(const BackTmaJob &back, unsigned
         auto load_queries = [&](unsigned char *to, uint64_t *full, uint64_t *empty, int stage, uint32_t parity, int tensor,
                                 int u, int t) {
             mbarrier_wait(&empty[stage], parity ^ 1);
+            if (S::SKIPS && tensor == BACK_Q) bars.blind[stage] = blind_halves<S>(work, t);
             mbarrier_expect(&full[stage], S::Q_BYTES);
             const int32_t *place = work.place[tensor];
             const TmaPlace &move = item.places[tensor];

@@ -35,7 +35,7 @@ template <int WARPGROUPS, int KEY_REGISTERS_, int QUERY_REGISTERS_ = 0> struct B
 template <int D, bool SINGLE>
 struct ApartBackShape : AnyBackShape<D, 128, 128, 2, 2, 1, SINGLE>, BackThreads<4, 192, 72> {
     using Any = AnyBackShape<D, 128, 128, 2, 2, 1, SINGLE>;
-    static constexpr bool WIDE = false, APART = true;
+    static constexpr bool WIDE = false, APART = true, SKIPS = false;
     static constexpr int P_BYTES = 0, SHARED = Any::TILES;
     static constexpr bool BY_COLUMNS = false;
     static_assert(Any::PARTS == 2, "each half of the rows");
@@ -46,10 +46,11 @@ struct ApartBackShape : AnyBackShape<D, 128, 128, 2, 2, 1, SINGLE>, BackThreads<
     static constexpr int ROWS = 8;
 };
 
-/* D up to 128: each warpgroup has 64 of the keys, and one part of dQ: half of the columns. */
+/* D up to 128: each warpgroup has 64 of the keys, and one part of dQ: half of the columns. It skips blocks of query rows of
+ * which none attends to its keys. (Up to D = 64 the assembler finds no registers for that.) */
 template <int D, bool SINGLE> struct BackShape : AnyBackShape<D, 128, 64, 2, 1, 2, SINGLE>, BackThreads<3, 224> {
     using Any = AnyBackShape<D, 128, 64, 2, 1, 2, SINGLE>;
-    static constexpr bool WIDE = false, APART = false;
+    static constexpr bool WIDE = false, APART = false, SKIPS = true;
     static constexpr int P_BYTES = 0, SHARED = Any::TILES;
     static constexpr bool BY_COLUMNS = true;
     static_assert(Any::PARTS == 2, "a part for each warpgroup");
@@ -67,7 +68,7 @@ template <int D, bool SINGLE> struct BackShape : AnyBackShape<D, 128, 64, 2, 1, 
 template <int D, bool SINGLE>
 struct WideBackShape : AnyBackShape<D, 64, 64, D <= 192 ? 2 : 1, 1, 1, SINGLE>, BackThreads<3, D <= 192 ? 224 : 232> {
     using Any = AnyBackShape<D, 64, 64, D <= 192 ? 2 : 1, 1, 1, SINGLE>;
-    static constexpr bool WIDE = true, APART = false;
+    static constexpr bool WIDE = true, APART = false, SKIPS = false;
     static constexpr int P_BYTES = 64 * 64 * 4, SHARED = Any::TILES + P_BYTES;
     static constexpr bool BY_COLUMNS = true;
     static_assert(Any::PARTS == 3 || Any::PARTS == 4, "one or two parts for the first warpgroup");
@@ -105,6 +106,7 @@ template <class S> struct BackBarriers : BackHandover<S::WIDE> {
     float4 stats[S::STAGES][S::QUERIES / 2]; /* of two rows: -lse in units of log2, twice, and delta, twice */
     int2 ranges[S::KEYS / 16][16]; /* query rows [x, y) that attend to each of a warp's keys, */
     int2 all[S::KEYS / 16];        /* and those that attend to all of them */
+    uint8_t blind[S::STAGES];      /* of q: a bit for each half of the keys, to which none of its rows attends */
     bool masked[2];                /* of each tile in work: not all of its rows attend to all of its keys */
     BackRows rows[S::ROWS];
     BackTile work[2];

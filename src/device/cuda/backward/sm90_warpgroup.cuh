@@ -78,6 +78,9 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
     __device__ __forceinline__ void await_q() const {
         mbarrier_wait(&bars.q_full[slot_of<S::STAGES>(turn)], parity_of<S::STAGES>(turn));
     }
+    __device__ __forceinline__ void await_rows() const {
+        mbarrier_wait(&bars.rows_full[slot_of<S::STAGES>(turn)], parity_of<S::STAGES>(turn));
+    }
     __device__ __forceinline__ void await_dout() const {
         mbarrier_wait(&bars.dout_full[slot_of<S::DOUT_STAGES>(turn)], parity_of<S::DOUT_STAGES>(turn));
     }
@@ -129,6 +132,8 @@ template <typename T, class S, int WG = -1> struct BackWarpgroup {
         if (lane() == 16) bars.all[own()] = make_int2(all_lo, all_hi);
         __syncwarp();
     }
+    /* Does no row of this block, whose q has come, attend to any of this warpgroup's keys? */
+    __device__ __forceinline__ bool blind() const { return uniform(bars.blind[slot_of<S::STAGES>(turn)] >> wg() & 1); }
     /* Pairs that are not attended to get weight zero; `first` is the first query row. (Where dP is not finite, dS becomes NaN,
      * which is found in the results.) */
     __device__ __forceinline__ void mask(Scores &s, int first) const {

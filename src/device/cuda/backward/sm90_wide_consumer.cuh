@@ -49,7 +49,7 @@ template <typename T, class S, int WG> struct WideConsumer : BackWarpgroup<T, S,
     /* P of S, for both warpgroups. */
     __device__ __forceinline__ void weigh(Scores &s, Operand &p) const {
         const int stage = slot_of<S::STAGES>(turn);
-        mbarrier_wait(&bars.rows_full[stage], parity_of<S::STAGES>(turn));
+        this->await_rows();
         typename Base::Lse lse;
         wgmma_wait<0>(); /* there are no registers for lse before */
         Base::load_lse(lse, &bars.stats[stage][lane() & 3]);
@@ -65,7 +65,7 @@ template <typename T, class S, int WG> struct WideConsumer : BackWarpgroup<T, S,
     /* dS = P (dP - delta), for both warpgroups. */
     __device__ __forceinline__ void differentiate(Scores &dp, Operand &ds, bool last_of_tile) const {
         const int stage = slot_of<S::STAGES>(turn);
-        mbarrier_wait(&bars.rows_full[stage], parity_of<S::STAGES>(turn));
+        this->await_rows();
         const float4 *stats = &bars.stats[stage][lane() & 3];
         mbarrier_wait(&bars.p_full, turn & 1);
         const uint32_t from = p_at();
