@@ -29,7 +29,7 @@ def goals(rows):
         if part:
             reached = worst(part)
             met = reached >= bound if worst is min else reached <= bound
-            yield text, f"{bound:.2f}x" + (" at most" if worst is max else ""), f"{reached:.2f}x", met
+            yield text, f"{bound:.2f}x" + (" at most" if worst is max else ""), f"{reached:.3f}x", met
     part = [row["host_us"] for row in alike(rows, "ring", {"bucket": EIGHT["bucket"]}) if row["ranks"] > 1]
     if part:
         yield "time of a rank's host, a step", f"{HOST_US} us at most", f"{max(part):.0f} us", max(part) <= HOST_US
@@ -90,8 +90,8 @@ TABLES = {
     ),
     "slow lane": (
         "A slow network",
-        "Arrivals are held back so that a step's messages take 0.8 of its time. One rank alone: it has the GPU for itself,\n"
-        "and its peers' rows are made there.",
+        "Arrivals are held back so that a step's messages take 0.8 of its time. All ranks share the GPU, or one rank alone has\n"
+        "it for itself, and its peers' rows are made there.",
         ("on the GPU", "GB/s", "ms, fast lane", "ms", "against fast"),
         cells_of_slow,
     ),

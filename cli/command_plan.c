@@ -68,9 +68,16 @@ static ra_status scaling_json(const plan_view *p, bool weak, json_t **result) {
     return RA_OK;
 }
 
+static void write_fit(const plan_view *p, char *c, char *command, char *python) {
+    const fit_case fit = {p->s, &p->fit, p->ranks, p->backward, p->schedule};
+    fit_as_c(&fit, c);
+    fit_as_command(&fit, command);
+    fit_as_python(&fit, python);
+}
+
 static json_t *fit_json(const plan_view *p) {
     static char c[FIT_TEXT], cli[FIT_TEXT], python[FIT_TEXT];
-    fit_text(p->s, &p->fit, p->ranks, p->schedule, c, cli, python);
+    write_fit(p, c, cli, python);
     return json_pack("{s:I, s:I, s:s, s:s, s:s}", "seq", (json_int_t)p->fit.seq, "memory_bytes",
                      (json_int_t)p->fit.memory_bytes, "c", c, "cli", cli, "python", python);
 }
@@ -156,7 +163,7 @@ static ra_status report(const plan_view *p) {
     if (p->s->given[OPT_MACHINE]) RA_TRY(print_scaling(p));
     if (p->s->fit) {
         static char c[FIT_TEXT], cli[FIT_TEXT], python[FIT_TEXT];
-        fit_text(p->s, &p->fit, p->ranks, p->schedule, c, cli, python);
+        write_fit(p, c, cli, python);
         printf("\nlongest sequence within %s a rank, %s: %lld tokens (%s)\n\nC:\n%s\n\ncommand line:\n%s\n\nPython:\n%s\n",
                show_bytes((double)p->s->memory_limit), p->backward ? "forward and backward" : "forward", (long long)p->fit.seq,
                show_bytes((double)p->fit.memory_bytes), c, cli, python);

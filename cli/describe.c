@@ -117,7 +117,7 @@ ra_status settings_check(settings *s) {
         return ra_fail(RA_INVALID, "--rank %lld is not a rank of --ring-size %lld", (long long)s->rank,
                        (long long)s->ring_size);
     if (s->given[OPT_RANK] && s->query_placement == RA_REPLICATED)
-        return ra_fail(RA_INVALID, "--rank is for queries that are divided, and --query-placement is replicated");
+        return ra_fail(RA_INVALID, "--rank needs --query-placement sharded");
     if (s->transport == TRANSPORT_SELF && s->ring_size > 1)
         return ra_fail(RA_INVALID, "--transport self is one rank, which contradicts --ring-size %lld", (long long)s->ring_size);
     if (s->command == CMD_MEMORY && s->given[OPT_RING_SIZE]) {

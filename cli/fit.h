@@ -16,8 +16,19 @@ typedef struct fit_result {
 /* Layout and bucket are tried unless they are given. RA_NOMEM: not even one token fits. */
 ra_status fit(const settings *s, const machine *m, int ranks, bool backward, fit_result *result);
 
-/* The result as a C, command-line or Python fragment; each buffer has room for FIT_TEXT bytes. */
+/* What was found, for whom. */
+typedef struct fit_case {
+    const settings *s;
+    const fit_result *found;
+    int ranks;
+    bool backward;
+    const char *schedule;
+} fit_case;
+
+/* The same as a fragment of C, of a command line, of Python; `text` has room for FIT_TEXT bytes. */
 #define FIT_TEXT 16384
-void fit_text(const settings *s, const fit_result *f, int ranks, const char *schedule, char *c, char *cli, char *python);
+void fit_as_c(const fit_case *f, char *text);
+void fit_as_command(const fit_case *f, char *text);
+void fit_as_python(const fit_case *f, char *text);
 
 #endif

@@ -29,19 +29,10 @@ typedef struct job {
     measurement *m;
 } job;
 
-static ra_status call_forward(ra_plan *plan, const shard *s, sample *result) {
+static ra_status measure_call(ra_plan *plan, const shard *s, bool backward, sample *result) {
     ra_stats_data stats = {.struct_size = sizeof stats};
     double seconds;
-    RA_TRY(device_forward(plan, s, &seconds));
-    RA_TRY(ra_stats(plan, &stats));
-    *result = (sample){seconds, stats.wait_seconds, stats.bytes_sent};
-    return RA_OK;
-}
-
-static ra_status call_backward(ra_plan *plan, const shard *s, sample *result) {
-    ra_stats_data stats = {.struct_size = sizeof stats};
-    double seconds;
-    RA_TRY(device_backward(plan, s, &seconds));
+    RA_TRY((backward ? device_backward : device_forward)(plan, s, &seconds));
     RA_TRY(ra_stats(plan, &stats));
     *result = (sample){seconds, stats.wait_seconds, stats.bytes_sent};
     return RA_OK;
@@ -51,8 +42,8 @@ static ra_status repeat_calls(job *j, rank_job *rank, ra_plan *plan, const shard
     sample ignored;
     for (int64_t i = -j->warm; i < j->repeat; i++) {
         sample *slot = i < 0 || !j->time_forward ? &ignored : &j->forward[rank->rank * j->repeat + i];
-        if (j->time_forward || i == -j->warm) RA_TRY(call_forward(plan, s, slot)); /* backward needs one forward */
-        if (j->backward) RA_TRY(call_backward(plan, s, i < 0 ? &ignored : &j->back[rank->rank * j->repeat + i]));
+        if (j->time_forward || i == -j->warm) RA_TRY(measure_call(plan, s, false, slot)); /* backward needs one forward */
+        if (j->backward) RA_TRY(measure_call(plan, s, true, i < 0 ? &ignored : &j->back[rank->rank * j->repeat + i]));
         rank->group->done++;
     }
     return RA_OK;

@@ -35,13 +35,17 @@ static ra_attention_desc describe(void) {
 static void *run(void *arg) {
     rank *me = arg;
     ra_attention_desc desc = describe();
-    ra_shard rows; /* the same for queries and keys: there are as many */
+    ra_shard rows = {0}; /* the same for queries and keys: there are as many */
     ra_plan *plan = NULL;
     float *memory = NULL;
     me->status = ra_shard_rows(&desc, ra_comm_rank(me->comm), RANKS, &rows, NULL);
     if (me->status == RA_OK) me->status = ra_plan_create(me->comm, &desc, &plan);
     size_t one = (size_t)(rows.count * HEADS * DIM);
     if (me->status == RA_OK) memory = malloc((8 * one + (size_t)(rows.count * HEADS)) * sizeof *memory);
+    if (me->status == RA_OK && !memory) {
+        me->status = RA_NOMEM;
+        ra_comm_abort(me->comm, RA_NOMEM, "no memory for the tensors"); /* the others would wait for this rank */
+    }
     if (memory) {
         float *t[8]; /* q, k, v, out, dout, dq, dk, dv */
         for (size_t i = 0; i < 8; i++) t[i] = memory + i * one;

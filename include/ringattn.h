@@ -5,7 +5,7 @@
  * Tiers, from simple to advanced:
  *   1. ra_attention()                              one call, one process
  *   2. ra_comm_*, ra_plan_create, ra_forward, ...  ranks, shards and plans
- *   3. ra_comm_custom, ra_set_allocator, ...       your own transport, allocator, logger
+ *   3. ra_comm_custom, ra_set_allocator, ...       your own transport, allocator, logger, tracer
  *
  * Conventions. Every function that can fail returns ra_status; ra_last_error() holds one sentence about the latest failure on
  * the calling thread. Handles are opaque; distinct handles may be used from distinct threads at the same time, one handle only
@@ -76,7 +76,7 @@ typedef enum ra_device { RA_DEVICE_CPU = 0, RA_DEVICE_CUDA = 1 } ra_device;
 /* What is computed. Fill with ra_attention_desc_init, then set what differs from the defaults. Arrays are copied by whoever
  * takes the descriptor and need to live only for the call. */
 typedef struct ra_attention_desc {
-    uint32_t struct_size; /* set by init; lets later versions add fields at the end */
+    uint32_t struct_size; /* set by init; a program that was compiled with another size is refused */
     uint32_t version;     /* set by init */
 
     ra_dtype dtype;   /* of q, k, v, out; default RA_F32 */
@@ -115,7 +115,7 @@ typedef struct ra_attention_desc {
     int32_t threads;    /* worker threads of this rank; 0 (default): the machine's share */
     bool checksum;      /* CRC32C over payloads */
     bool offload;       /* CUDA, one rank: tensors lie in pinned host memory, and blocks of at most `bucket` rows pass through
-                           the device, of whose memory memory_limit speaks */
+                           the device; memory_limit then limits the device's memory */
 
     /* Room kept for features to come; anything but the default is RA_NOT_AVAILABLE. */
     const int64_t *cu_seqlens;
@@ -189,8 +189,8 @@ typedef struct ra_comm_ops {
 RA_API ra_status ra_comm_custom(const ra_comm_ops *ops, void *ctx, int rank, int ranks, ra_comm **comm);
 
 /* One rank of a group played alone: what its peers would send is made by the caller instead, so that a job too large for one
- * machine can be measured and checked rank by rank. Sends go nowhere and are counted; gradients of peers count as zero, so out,
- * lse and dq are those of the whole job, and dk and dv hold this rank's own share. Sharded queries only.
+ * machine can be measured and checked rank by rank. What it would send is counted and dropped, and gradients that peers would
+ * send count as zero: out, lse and dq are those of the whole job, and dk and dv hold this rank's share. Sharded queries only.
  * make_row writes the head_dim elements of a row of k (value false) or v (value true), from several threads at once. */
 typedef struct ra_solo_ops {
     uint32_t struct_size; /* sizeof(ra_solo_ops) */
@@ -212,18 +212,21 @@ RA_API ra_status ra_comm_set_call_timeout(ra_comm *comm, double seconds);
 /* Every rank contributes `bytes` bytes (the same number everywhere) and gets those of all ranks, in rank order: `all` has room
  * for ranks * bytes. It returns when every rank has called it; with 0 bytes it is a barrier. */
 RA_API ra_status ra_comm_allgather(ra_comm *comm, const void *mine, void *all, int64_t bytes);
-/* Breaks the communicator here and tells the peers, which fail with the same reason. Never waits. */
+/* Breaks the communicator here and tells the peers, which fail with the same reason. Never waits. Any thread may call it, also
+ * while another one is in a call on the communicator. */
 RA_API void ra_comm_abort(ra_comm *comm, ra_status status, const char *reason);
 /* Frees the communicator in bounded time; safe after errors and for NULL; ra_last_error() stays. Destroy its plans first. In a
- * forked child, which has none of the communicator's threads, this does nothing, and every other call on it is RA_INVALID. */
+ * forked child, which has none of the communicator's threads, this and ra_comm_abort do nothing, and calls that set a timeout,
+ * plan, compute or gather are RA_INVALID. */
 RA_API void ra_comm_destroy(ra_comm *comm);
 
 /* ------------------------------------------------------------------------------------------------------------- plans */
 
 typedef struct ra_plan ra_plan;
 
-/* Plans the attention of `desc` over the ranks of comm, checks that all ranks plan the same (RA_DISAGREE names two ranks, the
- * field and both values), and reserves the workspace. Every rank calls it. comm caches plans: a repeated call is a lookup. */
+/* Plans the attention of `desc` over the ranks of comm, and checks that all ranks plan the same (RA_DISAGREE names two ranks,
+ * the field and both values). On a GPU it also reserves the workspace of the forward pass; the first call that needs another
+ * one allocates it. Every rank calls it. comm caches plans: a repeated call is a lookup. */
 RA_API ra_status ra_plan_create(ra_comm *comm, const ra_attention_desc *desc, ra_plan **plan);
 /* Gives the plan back to comm's cache; safe for NULL. */
 RA_API void ra_plan_destroy(ra_plan *plan);
@@ -347,7 +350,7 @@ typedef struct ra_trace_event {
     double begin, end;
     const char *phase; /* "forward", "backward" */
 } ra_trace_event;
-/* From now on calls `event` for every activity, on the communicator's own thread; NULL stops it. */
+/* From now on calls `event` for every activity, on the thread that makes the call; NULL stops it. */
 RA_API ra_status ra_comm_set_tracer(ra_comm *comm, void (*event)(void *ctx, const ra_trace_event *event), void *ctx);
 
 /* ------------------------------------------------------------------------------------------- replaceable environment */

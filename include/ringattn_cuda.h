@@ -13,7 +13,7 @@
  * With ra_attention_desc.offload tensors lie in pinned host memory instead, from and to which the call copies blocks of them.
  * It cannot be captured.
  *
- * Over several ranks a call returns when its ranks have met for the last time, while the device may still compute. Ranks of one
+ * With several ranks a call returns after its last exchange of messages, while the device may still compute. Ranks of one
  * process (ra_comm_threads), on one GPU or one each, copy straight from each other's workspaces, and each needs a stream of its
  * own: the same for two of them is RA_INVALID. Between processes messages go by CUDA IPC, by NCCL, or staged in pinned host
  * memory, as many bytes as the messages take in the workspace. Results of a call that fails become NaN, in order with the
@@ -35,7 +35,8 @@ typedef struct ra_cuda_device {
     int64_t memory; /* bytes in all */
 } ra_cuda_device;
 
-/* How many GPUs this process sees; makes one of them the calling thread's current device; which one is that? */
+/* count: how many GPUs this process sees. use: makes one of them the calling thread's current device. current: the number of
+ * that device. */
 RA_API ra_status ra_cuda_count(int *gpus);
 RA_API ra_status ra_cuda_use(int gpu);
 RA_API ra_status ra_cuda_current(int *gpu);
@@ -47,19 +48,19 @@ RA_API ra_status ra_cuda_probe(ra_cuda_device *device);
 /* Device memory. RA_NOMEM when there is none. Free is safe for NULL. */
 RA_API ra_status ra_cuda_alloc(int64_t bytes, void **memory);
 RA_API void ra_cuda_free(void *memory);
-/* Pinned host memory, which copies reach beside everything else: where the tensors of ra_attention_desc.offload lie. */
+/* Pinned host memory: copies to and from it run while kernels compute. The tensors of ra_attention_desc.offload lie there. */
 RA_API ra_status ra_cuda_pin(int64_t bytes, void **memory);
 RA_API void ra_cuda_unpin(void *memory);
 /* Copies to, from or within device memory, in order with the stream (NULL: the default stream). */
 RA_API ra_status ra_cuda_copy(void *to, const void *from, int64_t bytes, void *stream);
-/* A stream of its own, in order with no other; ranks of one process need one each. Closing it does not wait for its work, and
- * is safe for NULL. */
+/* A new stream, which waits for no other. Ranks of one process need one each. Closing it does not wait for its work, and is
+ * safe for NULL. */
 RA_API ra_status ra_cuda_open_stream(void **stream);
 RA_API void ra_cuda_close_stream(void *stream);
 /* Waits for all work on the stream. */
 RA_API ra_status ra_cuda_synchronize(void *stream);
 
-/* Marks a moment on the stream. The first call makes *event; ra_cuda_forget frees it. */
+/* Marks a moment on the stream. *event is NULL before the first call, which makes it; ra_cuda_forget frees it. */
 RA_API ra_status ra_cuda_mark(void *stream, void **event);
 /* What is enqueued on the stream from now on runs after the marked moment. Nobody waits here, and the event may be marked again
  * at once. */

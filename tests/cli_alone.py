@@ -61,7 +61,7 @@ class Alone(kit.Case):
     def test_what_cannot_be_played_is_refused(self):
         shape = ["bench", "--seq", 64, "--rank", 1, "--ring-size", 4, "--device", "cuda"]
         self.refused(6, *shape, "--dtype", "f64", says="f32, bf16 and f16", env=STAND_IN)
-        self.refused(2, *shape, "--query-placement", "replicated", says="--rank is for queries that are divided", env=STAND_IN)
+        self.refused(2, *shape, "--query-placement", "replicated", says="--rank needs --query-placement sharded", env=STAND_IN)
 
 
 class EveryRank(kit.Case):

@@ -94,7 +94,7 @@ class Refusals(kit.Case):
         self.refused(USAGE, "plan", "--head-dim", "257", says="--head-dim")
         self.refused(USAGE, "plan", "--seq", "1024,2048", says="--seq")
         self.refused(USAGE, "bench", "--rank", "4", "--ring-size", "4", says="--rank")
-        self.refused(USAGE, "bench", "--rank", "1", "--ring-size", "4", "--query-placement", "replicated", says="--rank is for")
+        self.refused(USAGE, "bench", "--rank", "1", "--ring-size", "4", "--query-placement", "replicated", says="--rank needs")
         self.refused(USAGE, "bench", "--repeat", "0", says="--repeat")
 
     def test_options_that_contradict_each_other_are_refused(self):

@@ -7,7 +7,8 @@
 * what ``ringattn.custom_group`` makes of a transport of one's own.
 
 The first call with a process group or a communicator is collective: every member must make it. Tensors may be on the CPU or on
-a GPU: the library stages messages of a GPU in host memory, so what connects the processes need not know of it.
+a GPU: what goes from GPU to GPU travels by CUDA IPC, by NCCL, or staged in host memory, so what connects the processes need not
+know of it.
 """
 
 from __future__ import annotations

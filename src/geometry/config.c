@@ -9,7 +9,7 @@
 #include "core/dtype.h"
 #include "core/status.h"
 
-/* The size of the struct in its first version; later ones only grow. */
+/* Raised only when a field changes its meaning. */
 #define DESC_VERSION 1u
 
 void ra_attention_desc_init(ra_attention_desc *desc) {

@@ -57,7 +57,7 @@ static ra_status cut(ra_plan *plan, bool backward, ra_workspace *w, ra_blocks *b
         if (c->memory_limit == 0 || w->total <= c->memory_limit) return ra_blocks_create(&plan->arena, c, rows, blocks);
         if (c->bucket > 0 || rows == 1 || count > RA_MAX_BLOCKS)
             return ra_fail(RA_NOMEM,
-                           "blocks of %" PRId64 " rows need %" PRId64 " bytes, more than the memory_limit of %" PRId64,
+                           "blocks of %" PRId64 " rows need %" PRId64 " bytes, and memory_limit allows %" PRId64,
                            rows, w->total, c->memory_limit);
     }
 }

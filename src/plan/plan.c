@@ -62,7 +62,7 @@ static ra_status make_route(ra_plan *plan, int rank, int ranks) {
             continue;
         }
         if (c->bucket > 0 || bucket <= 1)
-            return ra_fail(RA_NOMEM, "a rank needs %" PRId64 " bytes, more than the memory_limit of %" PRId64, bytes,
+            return ra_fail(RA_NOMEM, "a rank needs %" PRId64 " bytes, and memory_limit allows %" PRId64, bytes,
                            c->memory_limit);
         snprintf(plan->reason, sizeof plan->reason, "ring; bucket %" PRId64 " to stay within the memory limit",
                  ra_max(1, bucket / 2));

@@ -31,12 +31,12 @@ static bool extent(const ra_config *c, const argument *a, uintptr_t *low, uintpt
 }
 
 /* Dimensions of a tensor by stride, the longest first; a stride's direction does not matter to what overlaps what. */
-typedef struct lattice {
+typedef struct extents {
     int64_t strides[3], counts[3];
-} lattice;
+} extents;
 
-static lattice lattice_of(const ra_config *c, const argument *a) {
-    lattice l = {{a->tensor->batch, a->tensor->row, a->tensor->head}, {c->batch, a->rows, a->heads}};
+static extents extents_of(const ra_config *c, const argument *a) {
+    extents l = {{a->tensor->batch, a->tensor->row, a->tensor->head}, {c->batch, a->rows, a->heads}};
     for (int i = 0; i < 3; i++) {
         if (l.strides[i] < 0) l.strides[i] = -l.strides[i];
         for (int j = i; j > 0 && l.strides[j] > l.strides[j - 1]; j--) {
@@ -50,7 +50,7 @@ static lattice lattice_of(const ra_config *c, const argument *a) {
 
 /* Each stride steps over all that the shorter ones reach: then no two rows overlap. Rows with other strides may not overlap
  * either, but nobody lays out a tensor like that: they are taken to overlap. */
-static bool is_nested(const lattice *l, int64_t dim) {
+static bool is_nested(const extents *l, int64_t dim) {
     int64_t reach = dim;
     for (int i = 2; i >= 0; i--) {
         if (l->counts[i] < 2) continue;
@@ -62,7 +62,7 @@ static bool is_nested(const lattice *l, int64_t dim) {
 
 /* The rows of an output may not overlap each other. */
 static ra_status check_output(const ra_config *c, const argument *a) {
-    lattice l = lattice_of(c, a);
+    extents l = extents_of(c, a);
     if (is_nested(&l, a->dim)) return RA_OK;
     return ra_fail(RA_INVALID,
                    "%s: the strides %" PRId64 " (batch), %" PRId64 " (row) and %" PRId64 " (head) make rows of %" PRId64
@@ -72,7 +72,7 @@ static ra_status check_output(const ra_config *c, const argument *a) {
 
 /* Whether rows of a and b can meet when b starts `gap` elements after a, over the dimensions from `level` on. Both are nested,
  * so that only the index differences which bring the two closest can make them meet. */
-static bool rows_meet(const argument *a, const argument *b, int64_t gap, const lattice *x, const lattice *y, int level) {
+static bool rows_meet(const argument *a, const argument *b, int64_t gap, const extents *x, const extents *y, int level) {
     if (level == 3) return gap > -b->dim && gap < a->dim;
     if (x->counts[level] < 2 && y->counts[level] < 2) return rows_meet(a, b, gap, x, y, level + 1);
     int64_t closest = ra_floor_div(gap, x->strides[level]);
@@ -93,7 +93,7 @@ static bool share_memory(const ra_config *c, const argument *a, const argument *
     if (a->size != b->size || x->batch != y->batch || x->row != y->row || x->head != y->head) return true;
     if (x->batch < 0 || x->row < 0 || x->head < 0) return true; /* backwards: not worth telling apart */
     int64_t bytes = (int64_t)((uintptr_t)y->data - (uintptr_t)x->data);
-    const lattice p = lattice_of(c, a), q = lattice_of(c, b);
+    const extents p = extents_of(c, a), q = extents_of(c, b);
     if (bytes % a->size != 0 || !is_nested(&p, a->dim) || !is_nested(&q, b->dim)) return true;
     return rows_meet(a, b, bytes / a->size, &p, &q, 0);
 }

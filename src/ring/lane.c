@@ -13,7 +13,7 @@
 const char *ra_lane_wish(void) {
     const char *wish = getenv("RINGATTN_LANE");
     if (!wish || !*wish || strcmp(wish, "staged") == 0 || strcmp(wish, "nccl") == 0) return wish ? wish : "";
-    ra_log(RA_LOG_WARN, "RINGATTN_LANE is %s, which is neither staged nor nccl, and means nothing", wish);
+    ra_log(RA_LOG_WARN, "RINGATTN_LANE is %s: ignored, since it is neither staged nor nccl", wish);
     return "";
 }
 

@@ -43,7 +43,7 @@ static double wanted_rate(void) {
     char *end;
     const double rate = strtod(text, &end);
     if (*end == 0 && rate > 0 && isfinite(rate)) return 1e9 * rate;
-    ra_log(RA_LOG_WARN, "RINGATTN_LANE_RATE is %s, which is not a number of gigabytes a second, and means nothing", text);
+    ra_log(RA_LOG_WARN, "RINGATTN_LANE_RATE is %s: ignored, since it is no number of gigabytes a second", text);
     return 0;
 }
 

@@ -69,6 +69,14 @@ static ra_status walk(ra_pass *pass) {
     return plan->schedule == RA_SCHEDULE_GATHER ? ra_gather(pass) : ra_walk_rounds(pass);
 }
 
+/* Items whose keys are at home, and that meet no others: where the pass is parted, they are computed once its first messages
+ * have left. */
+static void take_home(ra_pass *pass, bool parted) {
+    ra_items_local(pass);
+    pass->home_waits = parted;
+    pass->home_items = parted ? pass->call.item_count : 0;
+}
+
 /* Enqueued work goes on after a failure, and what it writes must not be taken for a result. */
 static void spoil(const ra_pass *pass) {
     const ra_device_ops *device = pass->call.device;
@@ -77,6 +85,12 @@ static void spoil(const ra_pass *pass) {
     if (pass->forward) device->forward_spoil(pass->forward);
     else device->backward_spoil(pass->backward);
     ra_sentence_restore(&kept);
+}
+
+static ra_status finish(ra_pass *pass, ra_status status) {
+    if (status == RA_OK) status = ra_lane_settle(&pass->call);
+    if (status != RA_OK) spoil(pass);
+    return ra_call_end(&pass->call, status);
 }
 
 ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
@@ -93,15 +107,11 @@ ra_status ra_ring_forward(ra_plan *plan, const ra_forward_args *args) {
     forward.queue = call->queue;
     if (pass.travelling[0]) forward.travelling = ra_frame_payload(pass.travelling[0]);
     device->forward_lay(&forward);
-    ra_items_local(&pass);
-    pass.home_waits = forward.shape.parted;
-    pass.home_items = pass.home_waits ? call->item_count : 0;
+    take_home(&pass, forward.shape.parted);
     ra_status status = device->forward_begin(&forward, call->entry->items, call->item_count);
     if (status == RA_OK) status = walk(&pass);
     if (status == RA_OK) status = device->forward_end(&forward);
-    if (status == RA_OK) status = ra_lane_settle(call);
-    if (status != RA_OK) spoil(&pass);
-    return ra_call_end(call, status);
+    return finish(&pass, status);
 }
 
 ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
@@ -125,13 +135,9 @@ ra_status ra_ring_backward(ra_plan *plan, const ra_backward_args *args) {
     if (pass.travelling[0]) backward.travelling = ra_frame_payload(pass.travelling[0]);
     device->backward_lay(&backward);
     pass.home = (ra_item_views){args->k, args->v, backward.dk_sums, backward.dv_sums, args->dk, args->dv, backward.sums_size};
-    ra_items_local(&pass);
-    pass.home_waits = backward.shape.parted;
-    pass.home_items = pass.home_waits ? call->item_count : 0;
+    take_home(&pass, backward.shape.parted);
     ra_status status = device->backward_begin(&backward, call->entry->items, call->item_count);
     if (status == RA_OK) status = walk(&pass);
     if (status == RA_OK) status = device->backward_end(&backward);
-    if (status == RA_OK) status = ra_lane_settle(call);
-    if (status != RA_OK) spoil(&pass);
-    return ra_call_end(call, status);
+    return finish(&pass, status);
 }

@@ -145,9 +145,10 @@ int ra_link_size(const ra_link *link) { return ra_link_is_solo(link) ? link->sol
 const char *ra_link_transport(const ra_link *link) { return link->transport; }
 
 ra_status ra_link_set_timeout(ra_link *link, double timeout, double start_timeout) {
-    if (!(timeout > 0) || !isfinite(timeout)) return ra_fail(RA_INVALID, "timeout is %g seconds; it must be positive", timeout);
+    if (!(timeout > 0) || !isfinite(timeout))
+        return ra_fail(RA_INVALID, "timeout is %g seconds; it must be positive and finite", timeout);
     if (!(start_timeout > 0) || !isfinite(start_timeout)) {
-        return ra_fail(RA_INVALID, "start_timeout is %g seconds; it must be positive", start_timeout);
+        return ra_fail(RA_INVALID, "start_timeout is %g seconds; it must be positive and finite", start_timeout);
     }
     lock(link);
     link->timeout = timeout;
