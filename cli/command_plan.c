@@ -68,10 +68,10 @@ static ra_status scaling_json(const plan_view *p, bool weak, json_t **result) {
     return RA_OK;
 }
 
-static void write_fit(const plan_view *p, char *c, char *command, char *python) {
+static void write_fit(const plan_view *p, char *c, char *cli, char *python) {
     const fit_case fit = {p->s, &p->fit, p->ranks, p->backward, p->schedule};
     fit_as_c(&fit, c);
-    fit_as_command(&fit, command);
+    fit_as_command(&fit, cli);
     fit_as_python(&fit, python);
 }
 
