@@ -13,7 +13,7 @@
 #define RA_RESTING 3
 
 typedef struct ra_lane ra_lane;         /* lane.h */
-typedef struct ra_together ra_together; /* lane.h */
+typedef struct ra_together ra_together; /* together.c */
 typedef struct ra_offload ra_offload;   /* offload.h */
 
 struct ra_comm {

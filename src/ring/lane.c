@@ -1,6 +1,5 @@
 #include "ring/lane.h"
 
-#include <pthread.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,49 +16,10 @@ const char *ra_lane_wish(void) {
     return "";
 }
 
-/* ------------------------------------------------------------------------------------------------- ranks of one process */
-
-enum { TOLD = 1 + 2 * RA_CARGO_COUNT }; /* moments of a rank that peers are told of */
-
-struct ra_together {
-    pthread_mutex_t mutex;
-    int64_t bytes; /* of this */
-    int ranks;     /* that are left */
-    bool staged;   /* all the same */
-    int count;
-    const ra_copy_ops *copies;
-    void *moments[]; /* that peers were told of */
-};
-
-ra_status ra_together_create(ra_comm **comms, int ranks) {
-    const int64_t bytes = (int64_t)sizeof(ra_together) + TOLD * ranks * (int64_t)sizeof(void *);
-    ra_together *together = ra_calloc(bytes);
-    if (!together) return ra_fail(RA_NOMEM, "no memory for %d ranks", ranks);
-    pthread_mutex_init(&together->mutex, NULL);
-    together->bytes = bytes;
-    together->ranks = ranks;
-    together->staged = strcmp(ra_lane_wish(), "staged") == 0;
-    for (int rank = 0; rank < ranks; rank++) comms[rank]->together = together;
-    return RA_OK;
-}
-
-static void leave(ra_together *together, const ra_copy_ops *copies, void *const *moments, int count) {
-    pthread_mutex_lock(&together->mutex);
-    for (int i = 0; i < count; i++)
-        if (moments[i]) together->moments[together->count++] = moments[i];
-    if (copies) together->copies = copies;
-    const bool last = --together->ranks == 0;
-    pthread_mutex_unlock(&together->mutex);
-    if (!last) return;
-    while (together->count > 0) together->copies->forget(together->moments[--together->count]);
-    pthread_mutex_destroy(&together->mutex);
-    ra_free(together, together->bytes);
-}
-
 /* -------------------------------------------------------------------------------------------------------- open and close */
 
 /* Waits until no copy reads staged frames any more, so that they may be freed. Enqueued copies end by themselves. */
-static void settle(ra_lane *lane) {
+static void await_copies(ra_lane *lane) {
     bool passed = !lane->copying;
     while (!passed && lane->copies->passed(lane->in, &passed) == RA_OK) sched_yield();
     lane->copying = false;
@@ -71,13 +31,13 @@ static bool close_lane(ra_lane *lane, ra_together *together) {
     ra_ipc_close(lane->ipc);
     if (!lane->stuck && !ra_nccl_close(lane->nccl)) lane->stuck = lane->nccl;
     if (lane->stuck) return false;
-    settle(lane);
+    await_copies(lane);
     ra_brake_close(lane->brake, &lane->queue);
-    void *moments[2 + TOLD] = {lane->out, lane->in, lane->computed};
-    memcpy(&moments[3], lane->came, sizeof lane->came);
-    for (int i = 0; i < (together ? 2 : 2 + TOLD); i++)
+    void *moments[2 + RA_TOLD] = {lane->out, lane->in, lane->computed[0], lane->computed[1]};
+    memcpy(&moments[4], lane->came, sizeof lane->came);
+    for (int i = 0; i < (together ? 2 : 2 + RA_TOLD); i++)
         if (moments[i]) lane->copies->forget(moments[i]);
-    if (together) leave(together, lane->copies, &moments[2], TOLD);
+    if (together) ra_together_leave(together, lane->copies, &moments[2]);
     if (lane->queue.stream) lane->copies->close(&lane->queue);
     ra_pool_destroy(lane->staging);
     ra_free(lane, sizeof *lane);
@@ -85,7 +45,7 @@ static bool close_lane(ra_lane *lane, ra_together *together) {
 }
 
 void ra_lane_leave(ra_comm *comm) {
-    if (!comm->lane && comm->together) leave(comm->together, NULL, NULL, 0);
+    if (!comm->lane && comm->together) ra_together_leave(comm->together, NULL, NULL);
     char *kept = comm->lane ? comm->lane->kept : NULL;
     if (!comm->lane || close_lane(comm->lane, comm->together)) {
         if (kept) ra_pool_give(comm->device_pool, kept);
@@ -118,7 +78,7 @@ bool ra_lane_undecided(const ra_comm *comm, const ra_copy_ops *copies) {
 static const ra_lane_ops *kind_of(const ra_comm *comm, const ra_plan *plan) {
     if (ra_link_is_solo(comm->link)) return &ra_lane_solo;
     if (!comm->lane || plan->config.checksum) return &ra_lane_staged;
-    if (comm->together) return comm->together->staged ? &ra_lane_staged : &ra_lane_direct;
+    if (comm->together) return ra_together_staged(comm->together) ? &ra_lane_staged : &ra_lane_direct;
     return comm->lane->ipc ? &ra_lane_ipc : comm->lane->nccl ? &ra_lane_nccl : &ra_lane_staged;
 }
 
@@ -146,7 +106,7 @@ static int64_t notes_bytes(const ra_entry *entry) {
 ra_status ra_lane_reserve(ra_comm *comm, const ra_entry *entry) {
     const ra_lane_ops *kind = kind_of(comm, &entry->plan);
     if (!comm->lane || kind == &ra_lane_solo) return RA_OK;
-    settle(comm->lane);
+    await_copies(comm->lane);
     return ra_pool_reserve(comm->lane->staging, kind->announce ? notes_bytes(entry) : ra_frames_bytes(&entry->plan.forward));
 }
 
@@ -174,12 +134,14 @@ ra_status ra_lane_depart(ra_call *call) {
 }
 
 ra_status ra_lane_settle(ra_call *call) {
-    return call->lane && call->lane->ops->settle ? call->lane->ops->settle(call) : RA_OK;
+    if (!call->lane) return RA_OK;
+    RA_TRY(ra_lane_catch_up(call));
+    return call->lane->ops->settle ? call->lane->ops->settle(call) : RA_OK;
 }
 
 bool ra_lane_end(ra_call *call, ra_status status, bool cancelled) {
     ra_lane *lane = call->lane;
-    if (status != RA_OK && !ra_link_cancel(call->comm->link, call->entry->receipts, call->transfer_count)) cancelled = false;
+    if (status != RA_OK && !ra_link_cancel(call->comm->link, call->entry->receipts, call->receipt_count)) cancelled = false;
     if (call->staging && cancelled) ra_pool_give(lane->staging, call->staging);
     if (status == RA_OK) return true;
     if (lane->ops == &ra_lane_ipc) ra_ipc_fail(call);
@@ -198,8 +160,9 @@ bool ra_lane_end(ra_call *call, ra_status status, bool cancelled) {
 ra_status ra_lane_follow(ra_call *call) {
     ra_lane *lane = call->lane;
     call->packed = false;
-    RA_TRY(lane->copies->record(&call->queue, &lane->computed));
-    return lane->copies->wait(&lane->queue, lane->computed);
+    void **computed = ra_lane_computed(lane, call->step);
+    RA_TRY(lane->copies->record(&call->queue, computed));
+    return lane->copies->wait(&lane->queue, *computed);
 }
 
 ra_status ra_lane_await(ra_call *call, void *moment) {
@@ -227,7 +190,7 @@ bool ra_lane_hears_verdict(const ra_comm *comm) {
 
 static ra_parcel *next_parcel(ra_call *call, const ra_parcel *wanted) {
     ra_parcel *parcel = &call->entry->parcels[call->transfer_count];
-    call->entry->transfers[call->transfer_count] = call->entry->receipts[call->transfer_count] = (ra_transfer){0};
+    call->entry->transfers[call->transfer_count] = (ra_transfer){0};
     if (call->transfer_count == 0) call->posted = ra_seconds();
     call->transfer_count++;
     *parcel = *wanted;

@@ -13,6 +13,8 @@
  * word and leave. A rank that is destroyed or aborts is `gone`: requests that wait for it fail instead of waiting. */
 #include <errno.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 
@@ -23,6 +25,7 @@
 #include "transport/link.h"
 
 #define EAGER 1024
+#define LOOKS 64 /* at what has changed, before a thread sleeps until something does: to be woken takes longer */
 
 typedef enum state { WAITING, MATCHED, COPYING, DONE } state;
 
@@ -54,7 +57,8 @@ typedef struct endpoint {
     hub *hub;
     int rank;
     bool gone;
-    pthread_cond_t changed; /* a request of this rank has changed, or somebody is gone */
+    pthread_cond_t changed; /* a request of this rank has changed, or somebody is gone: */
+    atomic_uint changes;    /* so many times */
 } endpoint;
 
 struct hub {
@@ -116,10 +120,16 @@ static request *new_request(int owner, int peer, uint64_t tag, bool receiving, b
 
 static void free_request(request *r) { ra_free(r, r->size); }
 
+/* With the lock held. */
+static void tell(endpoint *e) {
+    atomic_fetch_add(&e->changes, 1);
+    pthread_cond_broadcast(&e->changed);
+}
+
 static void finish(hub *h, request *r, ra_status status) {
     r->state = DONE;
     r->status = status;
-    pthread_cond_broadcast(&h->endpoints[r->owner].changed);
+    tell(&h->endpoints[r->owner]);
 }
 
 /* Copies a matched pair and ends both. Called and returns with the lock held; drops it for the copy. */
@@ -150,8 +160,8 @@ static void pair_up(hub *h, request *receive, request *send) {
     receive->match = send;
     send->match = receive;
     receive->state = send->state = MATCHED;
-    pthread_cond_broadcast(&h->endpoints[receive->owner].changed);
-    pthread_cond_broadcast(&h->endpoints[send->owner].changed);
+    tell(&h->endpoints[receive->owner]);
+    tell(&h->endpoints[send->owner]);
 }
 
 static ra_status check_peer(const endpoint *e, int peer) {
@@ -207,6 +217,14 @@ static ra_status post_send(void *ctx, int peer, uint64_t tag, const void *buf, s
     return RA_OK;
 }
 
+/* Until something has changed, or it takes too long. Called and returns with the lock held; drops it meanwhile. */
+static void look_for_change(endpoint *e) {
+    const unsigned known = atomic_load(&e->changes);
+    pthread_mutex_unlock(&e->hub->mutex);
+    for (int looks = 0; looks < LOOKS && atomic_load(&e->changes) == known; looks++) sched_yield();
+    pthread_mutex_lock(&e->hub->mutex);
+}
+
 static ra_status wait_request(void *ctx, void *request_, double seconds, int *done, size_t *received) {
     endpoint *e = ctx;
     hub *h = e->hub;
@@ -214,7 +232,7 @@ static ra_status wait_request(void *ctx, void *request_, double seconds, int *do
     ra_status status = RA_OK;
     *done = 0;
     pthread_mutex_lock(&h->mutex);
-    bool timed = false;
+    bool looked = false, timed = false;
     struct timespec deadline = {0};
     while (r->state != DONE) {
         if (r->state == MATCHED) {
@@ -228,6 +246,11 @@ static ra_status wait_request(void *ctx, void *request_, double seconds, int *do
             break;
         }
         if (seconds <= 0) break;
+        if (!looked) {
+            look_for_change(e);
+            looked = true;
+            continue;
+        }
         if (!timed) deadline = ra_seconds_ahead(seconds);
         timed = true;
         if (pthread_cond_timedwait(&e->changed, &h->mutex, &deadline) == ETIMEDOUT) seconds = 0;
@@ -263,7 +286,7 @@ static ra_status cancel(void *ctx, void *request_) {
 static void leave(endpoint *e) {
     if (e->gone) return;
     e->gone = true;
-    for (int rank = 0; rank < e->hub->ranks; rank++) pthread_cond_broadcast(&e->hub->endpoints[rank].changed);
+    for (int rank = 0; rank < e->hub->ranks; rank++) tell(&e->hub->endpoints[rank]);
 }
 
 static void abort_rank(void *ctx, ra_status status) {
