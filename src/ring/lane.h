@@ -14,9 +14,8 @@
  * When a message is posted, the lane waits for what the call was given so far; when the messages of a step have come, the call
  * waits for the lane. On a direct lane, K and V that go on wait for no call: a rank with much to do in a step does not hold up
  * the others, who may have them from the moment when they came here. And on lanes of notices (direct, ipc) the call does not
- * wait for gradients that come home, nor for anything that was sent, until a step later. Hosts meet over the link, which finds
- * lost and disagreeing ranks, and no queue ever waits for work that has not been enqueued: no order of calls can deadlock
- * devices.
+ * wait for gradients that come home or go on until a step later. Hosts meet over the link, which finds lost and disagreeing
+ * ranks, and no queue ever waits for work that has not been enqueued: no order of calls can deadlock devices.
  *
  * Where the link reaches the device's memory there is no lane. */
 #ifndef RA_RING_LANE_H
@@ -50,6 +49,12 @@ typedef struct ra_note {
     uint64_t number;     /* and the counter's number that is reached then */
 } ra_note;
 
+/* A late message that was sent, and what the receiver said. */
+struct ra_late {
+    ra_parcel parcel;
+    ra_note receipt;
+};
+
 /* How a kind of lane moves the messages of a step; each message is a parcel of the call. */
 typedef struct ra_lane_ops {
     ra_status (*recv)(ra_call *call, ra_parcel *parcel, const ra_maker *maker);
@@ -60,12 +65,12 @@ typedef struct ra_lane_ops {
     ra_status (*wait)(ra_call *call);
 
     /* Lanes of notices; NULL in others. Sender: says where the payload lies, and when. Receiver: makes the lane wait for that,
-     * and finds the address. Receiver: says when the lane will have copied all that it was given so far. Sender: makes a
-     * queue, the lane's or the call's, wait for that. */
+     * and finds the address. Receiver: says when the lane will have copied all that it was given so far. Sender: makes the
+     * call wait for that. */
     ra_status (*announce)(ra_call *call, const ra_parcel *parcel, ra_note *notice);
     ra_status (*find)(ra_call *call, const ra_parcel *parcel, const ra_note *notice, const char **payload);
     ra_status (*acknowledge)(ra_call *call, const ra_parcel *parcel, ra_note *receipt);
-    ra_status (*heed)(ra_call *call, const ra_queue *queue, const ra_parcel *parcel, const ra_note *receipt);
+    ra_status (*heed)(ra_call *call, const ra_parcel *parcel, const ra_note *receipt);
 
     /* All is enqueued: waits until nothing of it waits for a peer any more. NULL: nothing does. */
     ra_status (*settle)(ra_call *call);
@@ -77,10 +82,9 @@ ra_status ra_notices_recv(ra_call *call, ra_parcel *parcel, const ra_maker *make
 ra_status ra_notices_send(ra_call *call, ra_parcel *parcel);
 ra_status ra_notices_wait(ra_call *call);
 /* and what they are made of: RA_PROTOCOL if a notice that came announces something else than this parcel; post all receipts of
- * a step; wait for them; count the payload of its messages instead of their notes. */
+ * a step; count the payload of its messages instead of their notes. */
 ra_status ra_notices_check(const ra_parcel *parcel);
 ra_status ra_notices_post_receipts(ra_call *call);
-ra_status ra_notices_wait_receipts(ra_call *call);
 void ra_notices_count(ra_call *call);
 
 typedef struct ra_ipc ra_ipc;     /* lane_ipc.c */
@@ -91,7 +95,7 @@ struct ra_lane {
     const ra_copy_ops *copies;
     const ra_lane_ops *ops; /* of this call */
     ra_queue queue;
-    void *computed[2]; /* moments of a call, by step (even, odd): all that it was given when it posted a message */
+    void *computed; /* moment of a call: all that it was given when it posted a message */
     void *came[2][RA_CARGO_COUNT]; /* lanes of notices: of the lane, by step (even, odd) and cargo: it has come */
     void *out, *in; /* moments of the lane: copies out of the device's memory (ipc: a call's latest wait; nccl: an exchange is
                      * about to begin), and into it */
@@ -121,7 +125,7 @@ ra_status ra_lane_reserve(ra_comm *comm, const ra_entry *entry);
 /* Bytes of a workspace that a plan's calls need not have: their frames lie with the lane. */
 int64_t ra_lane_holds(const ra_comm *comm, const ra_plan *plan, const ra_workspace *workspace);
 
-enum { RA_TOLD = 2 + 2 * RA_CARGO_COUNT }; /* moments of a lane that peers are told of: `computed` and `came` */
+enum { RA_TOLD = 1 + 2 * RA_CARGO_COUNT }; /* moments of a lane that peers are told of: `computed` and `came` */
 
 /* together.c: ranks of one process, between which lanes are direct. Moments that others may still wait for when a rank leaves
  * (NULL: it has none) are freed with the last rank. staged: they asked for that, all the same. */
@@ -143,11 +147,10 @@ bool ra_lane_end(ra_call *call, ra_status status, bool cancelled);
 ra_status ra_lane_recv(ra_call *call, int peer, char *frame, int64_t payload, const ra_maker *maker, ra_cargo cargo);
 ra_status ra_lane_send(ra_call *call, int peer, char *frame, int64_t payload, ra_cargo cargo);
 
-/* The call waits for what was late in the step before, and it or the lane until what was sent then was copied. */
+/* The call waits for what was late in the step before. */
 ra_status ra_lane_catch_up(ra_call *call);
 
-/* The call's moment when it posted the latest message of a step, and the lane's when all of a cargo had come. */
-static inline void **ra_lane_computed(ra_lane *lane, int64_t step) { return &lane->computed[step & 1]; }
+/* The lane's moment when all of a cargo had come in a step. */
 static inline void **ra_lane_came(ra_lane *lane, int64_t step, ra_cargo cargo) { return &lane->came[step & 1][cargo]; }
 
 /* For all kinds. follow: the lane's next copies run after what the call was given so far. await: the host waits for a moment,
