@@ -68,7 +68,15 @@ static ra_status check_collisions(const settings *s, file_set *files) {
     return RA_OK;
 }
 
-/* A .safetensors file is replaced as a whole: it may hold nothing that this call does not write. */
+/* The last error says why the file cannot be read; it may hold what its owner needs. */
+static ra_status refuse_unread(const file_tensor *f) {
+    char reason[512];
+    snprintf(reason, sizeof reason, "%s", ra_last_error());
+    return ra_fail(RA_IO, "--%s %s exists and cannot be read as .safetensors (%s), so it is not replaced: write to another",
+                   options[f->option].name, f->file.path, reason);
+}
+
+/* A .safetensors file is replaced as a whole: it may hold nothing that this call does not write, as far as we can tell. */
 static ra_status check_replaced(const file_set *files, const file_tensor *f) {
     const char *names[TENSOR_COUNT];
     int count = 0;
@@ -80,9 +88,11 @@ static ra_status check_replaced(const file_set *files, const file_tensor *f) {
     RA_TRY(ra_map_open(f->file.path, &map));
     char other[64] = "";
     ra_status status = ra_safetensors_other(map.data, map.bytes, count, names, other, sizeof other);
+    const bool empty = map.bytes == 0;
     ra_map_close(&map);
     if (status == RA_NOMEM) return ra_fail_context(status, "%s: ", f->file.path);
-    if (status != RA_OK || !other[0]) return RA_OK; /* what is no .safetensors file holds no tensors */
+    if (status != RA_OK && !empty) return refuse_unread(f);
+    if (empty || !other[0]) return RA_OK;
     return ra_fail(RA_IO, "--%s %s would replace the whole file, and with it its tensor '%s': write to another file",
                    options[f->option].name, f->argument, other);
 }

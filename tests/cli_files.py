@@ -1,4 +1,5 @@
 """Files in every form: dtypes, three dimensions, .safetensors in and out, outputs that appear whole, large files."""
+import json
 import os
 import sys
 import unittest
@@ -143,6 +144,31 @@ class Files(kit.Case):
         safetensors.numpy.save_file({n: getattr(self, n) for n in ("q", "k", "v")}, path, metadata={"a": "b"})
         self.ok("run", "--q", path + ":q", "--k", path + ":k", "--v", path + ":v", "--out", self.path("out.npy"), *self.options)
         self.close(self.load("out.npy"), "out")
+
+    def test_a_safetensors_file_that_we_cannot_read_is_not_replaced(self):
+        self.save_inputs()
+        path = self.path("m.safetensors")
+        good = {"a": {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}}
+        names = ["run", "--q", self.path("q.npy"), "--k", self.path("k.npy"), "--v", self.path("v.npy"), "--out", path + ":out"]
+        text = json.dumps(good).encode()
+        for what, header, body in (("a name with a zero", text.replace(b'"a"', b'"a\\u0000"'), b"1234"),
+                                   ("spaces before the header", b"  " + text, b"1234"),
+                                   ("the number -0", text.replace(b'"dtype"', b'"x": -0.0, "dtype"'), b"1234"),
+                                   ("cut short", text, b"123"), ("a trailing byte", text, b"12345"),
+                                   ("a new dtype", text.replace(b"U8", b"F8_NEW"), b"1234")):
+            with self.subTest(what):
+                safe.raw(path, header, body)
+                with open(path, "rb") as f:
+                    before = f.read()
+                self.refused(3, *names, says=("--out", "m.safetensors", "exists and cannot be read", "not replaced"))
+                with open(path, "rb") as f:
+                    self.assertEqual(f.read(), before)
+        for dtype in ("F8_E4M3FNUZ", "F8_E5M2FNUZ"):
+            safe.raw(path, text.replace(b"U8", dtype.encode()), b"1234")
+            self.refused(3, *names, says=("--out", "its tensor 'a'"))
+        open(path, "w").close()  # nothing to lose
+        self.ok(*names, *self.options)
+        self.close(safe.load(path)["out"], "out")
 
     # ------------------------------------------------------------------------------------------------------ how it is run
 

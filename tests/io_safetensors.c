@@ -65,6 +65,17 @@ static void finds_a_tensor_among_others(void **state) {
     assert_int_equal(find(bytes + 1, "c", &array), RA_IO);
 }
 
+static void tells_the_types_that_it_knows_the_size_of_alone(void **state) {
+    (void)state;
+    static const char *const names[] = {"BOOL", "U8", "I8", "F8_E5M2", "F8_E4M3", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        char header[128], sentence[32];
+        snprintf(header, sizeof header, "{\"a\":{\"dtype\":\"%s\",\"shape\":[2],\"data_offsets\":[0,2]}}", names[i]);
+        snprintf(sentence, sizeof sentence, "'a' is %s;", names[i]);
+        refuses(header, 2, sentence);
+    }
+}
+
 static void refuses_what_the_format_forbids(void **state) {
     (void)state;
     refuses("", 0, "JSON object");
@@ -153,6 +164,7 @@ static void what_is_written_reads_back(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(finds_a_tensor_among_others),
+        cmocka_unit_test(tells_the_types_that_it_knows_the_size_of_alone),
         cmocka_unit_test(refuses_what_the_format_forbids),
         cmocka_unit_test(refuses_header_lengths_beyond_the_limit),
         cmocka_unit_test(any_changed_byte_is_refused_or_stays_within_the_file),
