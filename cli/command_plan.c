@@ -164,9 +164,10 @@ static ra_status report(const plan_view *p) {
     if (p->s->fit) {
         static char c[FIT_TEXT], cli[FIT_TEXT], python[FIT_TEXT];
         write_fit(p, c, cli, python);
-        printf("\nlongest sequence within %s a rank, %s: %lld tokens (%s)\n\nC:\n%s\n\ncommand line:\n%s\n\nPython:\n%s\n",
-               show_bytes((double)p->s->memory_limit), p->backward ? "forward and backward" : "forward", (long long)p->fit.seq,
-               show_bytes((double)p->fit.memory_bytes), c, cli, python);
+        printf("\nlongest sequence within %s a rank, %s: %lld tokens (%s%s)\n", show_bytes((double)p->s->memory_limit),
+               p->backward ? "forward and backward" : "forward", (long long)p->fit.seq, show_bytes((double)p->fit.memory_bytes),
+               p->s->offload ? " on the GPU; all tensors lie in the host's memory" : "");
+        printf("\nC:\n%s\n\ncommand line:\n%s\n\nPython:\n%s\n", c, cli, python);
     }
     return RA_OK;
 }

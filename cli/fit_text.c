@@ -81,6 +81,7 @@ void fit_as_c(const fit_case *f, char *text) {
     if (s->kernel) put(&w, "desc.kernel = \"%s\";\n", option_word(OPT_KERNEL, s->kernel));
     if (s->checksum) put(&w, "desc.checksum = true;\n");
     if (s->device == DEVICE_CUDA) put(&w, "desc.device = RA_DEVICE_CUDA;%s\n", s->offload ? " desc.offload = true;" : "");
+    if (s->offload) put(&w, "desc.memory_limit = %lld;\n", (long long)s->memory_limit); /* blocks are cut to it */
     put(&w, "desc.dtype = %s; desc.layout = %s; desc.schedule = RA_SCHEDULE_", dtypes[s->dtype], enumerator(f->found->layout));
     for (const char *c = f->schedule; *c; c++) put(&w, "%c", toupper((unsigned char)*c));
     put(&w, "; desc.bucket = %lld;", (long long)f->found->bucket);
@@ -116,6 +117,7 @@ void fit_as_command(const fit_case *f, char *text) {
     if (s->kernel) put(&w, " --kernel %s", option_word(OPT_KERNEL, s->kernel));
     if (s->checksum) put(&w, " --checksum");
     if (s->device == DEVICE_CUDA) put(&w, " --device cuda%s", s->offload ? " --offload" : "");
+    if (s->offload) put(&w, " --memory-limit %lld", (long long)s->memory_limit); /* blocks are cut to it */
 }
 
 /* ----------------------------------------------------------------------------------------------------------- Python */
@@ -123,6 +125,10 @@ void fit_as_command(const fit_case *f, char *text) {
 void fit_as_python(const fit_case *f, char *text) {
     const settings *s = f->s;
     writer w = {text, 0};
+    if (s->offload) {
+        put(&w, "# Python has no offload: use C or the command line");
+        return;
+    }
     put(&w, "ringattn.attention(query, key, value, ");
     if (!is_dense(s)) {
         put_list(&w, "segment_lengths=[", &s->segment_lengths, ", ");

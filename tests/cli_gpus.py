@@ -45,6 +45,14 @@ class SeveralGpus(kit.Case):
         self.assertEqual(known, [False, False] + [True] * 9)  # 2^30 rows and more
         self.assertTrue(all(row["efficiency"] is None for row in value["strong_scaling"]))
 
+    def test_the_longest_sequence_that_fits_is_found_where_longer_ones_have_more_rows_than_a_gpu_takes(self):
+        shape = ["plan", "--fit", "--heads", 8, "--head-dim", 64, "--dtype", "bf16", "--device", "cuda"]
+        for ranks in (1, 8):
+            value = self.json(*shape, "--memory-limit", "80G", "--ring-size", ranks, env=gpus(1))
+            self.assertGreater(value["fit"]["memory_bytes"], 0.99 * (80 << 30))
+        value = self.json(*shape[:3], 1, *shape[4:], "--segment-lengths", 1024, "--memory-limit", "9999G", env=gpus(1))
+        self.assertLess(0.99 * 2**30, value["fit"]["seq"], 2**30)  # rows end first
+
     def test_random_cases_are_of_types_that_gpus_have(self):
         value = self.json("verify", "--cases", 12, "--device", "cuda", env=gpus(3))
         self.assertEqual((value["cases"], value["failed"]), (12, 0))

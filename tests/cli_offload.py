@@ -57,6 +57,20 @@ class Offload(kit.Case):
             blocks = self.json("plan", "--seq", seq, *shape, *more, "--offload", env=STAND_IN)["predicted_ms"]
             self.assertTrue(least < blocks / whole < most, blocks / whole)  # dense: hidden; short segments: there is nothing to hide behind
 
+    def test_the_longest_sequence_that_fits_is_longer_than_the_gpu_holds(self):
+        shape = ["--heads", 8, "--head-dim", 64, "--dtype", "bf16", "--causal", *OFFLOAD]
+        value = self.json("plan", "--fit", "--pass", "fwd", "--memory-limit", "300M", "--bucket", 1000, *shape, env=STAND_IN)
+        self.assertGreater(value["fit"]["seq"], 255 * 1000)  # so many blocks are looked at
+        value = self.json("plan", "--fit", "--memory-limit", "20M", "--segment-lengths", 64, *shape, env=STAND_IN)
+        fit = value["fit"]
+        self.assertGreater(fit["seq"] * 8 * 64 * 2, 20 << 20)
+        self.assertLessEqual(fit["memory_bytes"], 20 << 20)
+        again = self.json("plan", *fit["cli"].split()[2:], env=STAND_IN)  # without bench
+        self.assertEqual(again["ranks"][0]["memory_bytes"], fit["memory_bytes"])
+        self.assertIn("desc.offload = true;\ndesc.memory_limit = 20971520;", fit["c"])
+        self.assertIn("no offload", fit["python"])  # rather than a call that does something else
+        self.refused(4, "plan", "--fit", "--memory-limit", 100, *shape, says="not even one token", env=STAND_IN)
+
     def test_what_it_cannot_do_is_said(self):
         self.refused(6, "bench", "--seq", 64, "--offload", says="--device cuda")
         self.refused(6, "bench", "--seq", 64, *OFFLOAD, "--ring-size", 2, says="one rank", env=STAND_IN)
