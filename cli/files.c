@@ -319,8 +319,7 @@ ra_status files_publish(file_set *files) {
     sigset_t all, before;
     sigfillset(&all);
     pthread_sigmask(SIG_BLOCK, &all, &before);
-    ra_status status = RA_OK;
-    for (int i = 0; i < files->output_count && status == RA_OK; i++) status = ra_output_publish(&files->outputs[i]);
+    ra_status status = ra_outputs_publish(files->outputs, files->output_count);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return status;
 }

@@ -1,6 +1,7 @@
 """Files in every form: dtypes, three dimensions, .safetensors in and out, outputs that appear whole, large files."""
 import json
 import os
+import resource
 import sys
 import unittest
 
@@ -88,6 +89,17 @@ class Files(kit.Case):
         self.assertEqual(self.files(), sorted(before + ["dk.npy", "dq.npy", "dv.npy", "o.npy"]))
         for name in ("dq", "dk", "dv"):
             self.close(self.load(name + ".npy"), name)
+
+    def test_a_directory_that_cannot_be_synced_keeps_no_output_back(self):
+        self.save_inputs()
+        names = [word for n in ("q", "k", "v", "out", "lse") for word in ("--" + n, self.path(n + ".npy"))]
+
+        def few_files():  # both outputs are open: there is no room for their directory
+            resource.setrlimit(resource.RLIMIT_NOFILE, (5, 5))
+
+        self.refused(3, "run", *names, "--threads", 1, preexec_fn=few_files, says="its directory cannot be synced")
+        self.assertTrue({"out.npy", "lse.npy"} <= set(self.files()))
+        self.assertFalse([name for name in self.files() if name.endswith(".tmp")])
 
     def test_an_output_has_the_mode_that_the_umask_leaves(self):
         self.save_inputs()

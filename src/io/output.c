@@ -200,16 +200,23 @@ static ra_status sync_directory(const char *path) {
                    path, strerror(error));
 }
 
-ra_status ra_output_publish(ra_output *output) {
+static ra_status give_name(ra_output *output) {
+    if (rename(slots[output->slot].temporary, output->path) != 0) return cannot(output->path, errno);
+    atomic_store(&slots[output->slot].state, 1); /* the temporary name is gone: nothing to remove */
+    return RA_OK;
+}
+
+ra_status ra_outputs_publish(ra_output *outputs, int count) {
     ra_status status = RA_OK;
-    if (rename(slots[output->slot].temporary, output->path) != 0) status = cannot(output->path, errno);
-    else {
-        atomic_store(&slots[output->slot].state, 1); /* the temporary name is gone: nothing to remove */
-        status = sync_directory(output->path);
-    }
-    ra_output_discard(output);
+    for (int i = 0; i < count && status == RA_OK; i++) status = give_name(&outputs[i]);
+    const bool named = status == RA_OK;
+    for (int i = 0; i < count && named; i++) /* one that fails keeps no other from it */
+        if (sync_directory(outputs[i].path) != RA_OK) status = RA_IO;
+    for (int i = 0; i < count; i++) ra_output_discard(&outputs[i]);
     return status;
 }
+
+ra_status ra_output_publish(ra_output *output) { return ra_outputs_publish(output, 1); }
 
 void ra_output_discard(ra_output *output) {
     if (output->path[0] == '\0') return;

@@ -33,7 +33,9 @@ void ra_output_leave(ra_output *output);
 
 /* Hands the bytes to the disk and checks that it took them; the file gets the mode of the one it replaces. */
 ra_status ra_output_sync(ra_output *output);
-/* Gives the file its name, hands the directory to the disk, too, and closes the output. */
+/* Gives the files their names, hands their directories to the disk, too, and closes the outputs. What fails after the names are
+ * given (a directory that cannot be synced) is said, and takes no file back. */
+ra_status ra_outputs_publish(ra_output *outputs, int count);
 ra_status ra_output_publish(ra_output *output);
 /* Removes the temporary file and closes the output; safe after publish and for a zeroed output. */
 void ra_output_discard(ra_output *output);
