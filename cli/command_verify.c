@@ -19,8 +19,11 @@ typedef struct dice {
     uint32_t drawn, number;
 } dice;
 
+/* 0..sides - 1. The second word is for more sides than the first has values. */
 static int64_t roll(dice *d, int64_t sides) {
-    return (int64_t)(ra_philox4x32(d->seed, d->drawn++, d->number, 0, 0x63617365u).word[0] % (uint32_t)sides);
+    const ra_philox p = ra_philox4x32(d->seed, d->drawn++, d->number, 0, 0x63617365u);
+    const uint64_t high = sides > UINT32_MAX ? (uint64_t)p.word[1] << 32 : 0;
+    return (int64_t)((high | p.word[0]) % (uint64_t)sides);
 }
 
 static int64_t pick(dice *d, const int64_t *values, int64_t count) { return values[roll(d, count)]; }

@@ -12,7 +12,8 @@
 #include "reference/reference.h"
 #include "shard.h"
 
-#define FULL_LIMIT 4e8 /* pairs times D that are worth a complete check: some ten seconds */
+#define FULL_LIMIT 4e8 /* products of elements that are worth a complete check: some ten seconds */
+#define LOOK 3.0       /* products in whose time the reference sees whether a query meets a key */
 #define SAMPLED_ROWS 32
 #define SAMPLED_KEYS 8
 
@@ -211,6 +212,17 @@ static ra_status judge_sample(const job *j, verdict *v) {
     return enough ? judge_keys(j, max_score, v) : ra_fail(RA_NOMEM, "no memory for the reference");
 }
 
+/* A complete check multiplies rows of each attended pair, and looks for them among all keys, or those of a segment. */
+static double full_work(const ra_attention_desc *d, double pairs) {
+    double looks = 0;
+    for (int64_t branch = 0; branch < ref_branches(d); branch++) {
+        const int64_t segment = d->branches ? d->segment_lengths[branch] : 0;
+        looks += (double)(segment > 0 ? ra_min(segment, d->seq_k) : d->seq_k);
+    }
+    looks *= (double)d->batch * (double)d->heads * (double)d->seq_q;
+    return pairs * (double)d->head_dim + LOOK * looks;
+}
+
 ra_status verify_on(group *g, const settings *s, const ra_attention_desc *desc, const char *what, verdict *v) {
     job j = {.s = s, .desc = desc};
     plan_totals totals;
@@ -223,8 +235,8 @@ ra_status verify_on(group *g, const settings *s, const ra_attention_desc *desc, 
     }
     if (status == RA_OK) status = group_run(g, what, rank_body, &j);
     if (status == RA_OK) status = collect(&j, g);
-    double work = (double)totals.pairs * (double)desc->head_dim;
-    if (status == RA_OK) status = work <= FULL_LIMIT ? judge_all(&j, v) : judge_sample(&j, v);
+    const bool all = full_work(desc, totals.pairs_sum) <= FULL_LIMIT;
+    if (status == RA_OK) status = all ? judge_all(&j, v) : judge_sample(&j, v);
     for (int id = 0; id < TENSOR_COUNT; id++) free(j.t[id]);
     return status;
 }

@@ -259,6 +259,10 @@ class Refusals(kit.Case):
         self.refused(MEMORY, "draw", "--memory-limit", "1K", says="--memory-limit")
         self.run_refused(MEMORY, "--dtype", "f64", "--memory-limit", "1K", says="--memory-limit")
 
+    def test_random_cases_may_be_longer_than_32_bits_count(self):
+        for seq in ("4294967296", "4294967295", "1000G"):
+            self.refused(MEMORY, "verify", "--cases", 2, "--seq", seq, "--heads", 1, "--memory-limit", "1G", says="--memory-limit")
+
     def test_memory_of_a_long_ring_is_not_limited_by_that_of_one_rank(self):
         shape = ["memory", "--seq", "256", "--memory-limit", "700K"]
         self.ok(*shape, "--ring-sizes", "8")

@@ -42,6 +42,13 @@ class Fields(kit.Case):
         value = self.json("verify", *SMALL, "--causal", "--ring-size", 3)
         self.assertEqual((value["cases"], value["failed"]), (1, 0))
 
+    def test_a_case_is_sampled_where_few_pairs_are_spread_over_many_that_are_not(self):
+        for more in (["--window", "10,0"], ["--segment-lengths", 0, "--dilation-rates", 100]):
+            value = self.json("verify", "--seq", 20000, "--heads", 1, "--head-dim", 8, *more)
+            self.assertEqual((value["failed"], value["sampled"]), (0, True))
+        value = self.json("verify", "--seq", 20000, "--heads", 1, "--head-dim", 8, "--segment-lengths", 100)
+        self.assertFalse(value["sampled"])
+
     def test_bench(self):
         value = self.json("bench", *SMALL, "--pass", "both", "--repeat", 2, "--ring-size", 2)
         self.has(value, "fwd bwd kernel dtype seq threads ring_size layout schedule workspace_bytes peak_bytes planned_bytes "
