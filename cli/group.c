@@ -36,6 +36,16 @@ int group_launcher_rank(void) {
     return number_in((const char *const[]){"OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK"});
 }
 
+int group_launcher_ranks(void) {
+    return number_in((const char *const[]){"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"});
+}
+
+bool group_follows(const settings *s) {
+    if (world) return ra_comm_rank(world) > 0;
+    const bool job = group_launcher_ranks() > 1 || getenv("PMIX_RANK"); /* a lone PMI_RANK has no other rank */
+    return group_launched(s) && job && group_launcher_rank() > 0;
+}
+
 /* Among the ranks of this host. */
 static int launcher_local_rank(void) {
     return number_in((const char *const[]){"OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID", "SLURM_LOCALID"});

@@ -24,6 +24,10 @@ typedef struct group {
 bool group_launched(const settings *s);
 /* The rank that the launcher gave this process; 0 without one. */
 int group_launcher_rank(void);
+/* The number of processes that the launcher says; 0 if it says none. */
+int group_launcher_ranks(void);
+/* Is this a rank of a job whose rank 0 does what is to be done once? False where each process works alone. */
+bool group_follows(const settings *s);
 
 /* How many ranks the settings ask for: --ring-size, or the launcher's number. Under a launcher this joins the other
  * processes; from then on every group is that of all of them, only rank 0 has an output, and the process must end through

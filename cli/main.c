@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "cli.h"
+#include "core/size.h"
 #include "core/status.h"
 #include "group.h"
 #include "help.h"
@@ -102,22 +103,29 @@ static ra_status help(int argc, char **argv) {
     return RA_OK;
 }
 
-static ra_status execute(int argc, char **argv, bool *check_failed) {
-    static settings s;
-    RA_TRY(options_parse(argc - 1, argv + 1, &s));
-    if (s.help) {
-        help_command(s.command);
+/* What explains a job without running it counts the processes of its launcher. */
+static void take_ring_size(settings *s) {
+    const bool explains = s->command == CMD_PLAN || s->command == CMD_WHY || s->command == CMD_DRAW;
+    if (explains && !s->given[OPT_RING_SIZE] && group_launched(s)) s->ring_size = ra_max(1, group_launcher_ranks());
+}
+
+static ra_status execute(int argc, char **argv, settings *s, bool *check_failed) {
+    RA_TRY(options_parse(argc - 1, argv + 1, s));
+    if (s->help) {
+        help_command(s->command);
         return RA_OK;
     }
-    RA_TRY(settings_check(&s));
-    bool collective =
-        s.command == CMD_RUN || s.command == CMD_GRAD || s.command == CMD_VERIFY || (s.command == CMD_BENCH && s.rank < 0);
-    if (!collective && group_launched(&s) && group_launcher_rank() > 0) return RA_OK; /* rank 0 does it */
-    RA_TRY(functions[s.command](&s, check_failed));
-    return trace_write(&s, group_world());
+    take_ring_size(s);
+    RA_TRY(settings_check(s));
+    bool collective = s->command == CMD_RUN || s->command == CMD_GRAD || s->command == CMD_VERIFY ||
+                      (s->command == CMD_BENCH && s->rank < 0);
+    if (!collective && group_follows(s)) return RA_OK; /* rank 0 does it */
+    RA_TRY(functions[s->command](s, check_failed));
+    return trace_write(s, group_world());
 }
 
 int main(int argc, char **argv) {
+    static settings s;
     if (!take_descriptors()) return EXIT_FILE; /* no /dev/null, and nowhere to say so */
     set_signals();
     json_watch();
@@ -129,12 +137,13 @@ int main(int argc, char **argv) {
     else if (argc < 2) {
         help_overview(stderr);
         return EXIT_USAGE;
-    } else status = execute(argc, argv, &check_failed);
+    } else status = execute(argc, argv, &s, &check_failed);
     bool written = fflush(stdout) == 0 && !ferror(stdout);
     if (!written && status == RA_OK) status = ra_fail(RA_IO, "standard output cannot be written");
     if (status != RA_OK) {
-        /* A mistake of the user is found by all ranks, and rank 0 reports it. Failures of communication every rank reports. */
-        bool echo = group_launcher_rank() > 0 && exit_code(status) != EXIT_COMMUNICATION;
+        /* A mistake of the user is found by all ranks of a job, and rank 0 reports it. Failures of communication every rank
+         * reports. */
+        bool echo = group_follows(&s) && exit_code(status) != EXIT_COMMUNICATION;
         if (!echo) fprintf(stderr, "ringattn: %s\n", ra_last_error());
         group_end(status, exit_code(status), echo);
         return exit_code(status);

@@ -117,6 +117,13 @@ class Refusals(kit.Case):
         self.run_refused(USAGE, "--lse", os.path.join(self.directory, ".", "out.npy"), says=["--out", "--lse"])
         self.run_refused(USAGE, out="", says="--out")
 
+    def test_a_process_that_works_alone_says_its_mistake_whatever_rank_a_launcher_gave_it(self):
+        jobs = {"openmpi": {"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "1"}, "mpich": {"PMI_SIZE": "2", "PMI_RANK": "1"}}
+        for job in jobs.values():
+            self.run_refused(FILE, "--transport", "threads", q=self.f("none"), says="none.npy", env={**os.environ, **job})
+            self.refused(USAGE, "plan", "--transport", "threads", "--bogus", says="--bogus", env={**os.environ, **job})
+        self.refused(USAGE, "plan", "--bogus", says="--bogus", env={**os.environ, "PMI_RANK": "1"})  # there is no rank 0
+
     # ------------------------------------------------------------------------------------------------------------- files
 
     def test_missing_files_are_named(self):

@@ -42,6 +42,16 @@ class Fields(kit.Case):
         value = self.json("verify", *SMALL, "--causal", "--ring-size", 3)
         self.assertEqual((value["cases"], value["failed"]), (1, 0))
 
+    def test_what_explains_a_job_counts_the_processes_of_its_launcher(self):
+        for rank, size in (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE")):
+            first, second = ({**os.environ, rank: str(n), size: "3"} for n in (0, 1))
+            self.assertEqual(self.json("plan", "--seq", 90, env=first)["ring_size"], 3)
+            self.assertEqual(self.json("plan", "--seq", 90, "--ring-size", 2, env=first)["ring_size"], 2)
+            self.assertEqual(self.json("plan", "--seq", 90, "--transport", "threads", env=second)["ring_size"], 1)
+            self.assertEqual(self.json("draw", "--seq", 9, env=first)["ring_size"], 3)
+            self.assertEqual(self.json("why", "--seq", 90, "--query", 80, "--key", 3, env=first)["query_rank"], 2)
+            self.assertEqual(self.ok("plan", "--seq", 90, env=second).stdout, "")  # rank 0 says it
+
     def test_a_case_is_sampled_where_few_pairs_are_spread_over_many_that_are_not(self):
         for more in (["--window", "10,0"], ["--segment-lengths", 0, "--dilation-rates", 100]):
             value = self.json("verify", "--seq", 20000, "--heads", 1, "--head-dim", 8, *more)
