@@ -155,6 +155,7 @@ double measure_estimate(const settings *s, const ra_attention_desc *desc, int ra
     plan_totals whole, part;
     measurement m;
     ra_attention_desc small = *desc;
+    small.batch = ra_min(desc->batch, 1);
     small.seq_q = ra_min(desc->seq_q, 256);
     small.seq_k = ra_min(desc->seq_k, 256);
     small.key_begin = small.key_end = NULL;
@@ -165,6 +166,7 @@ double measure_estimate(const settings *s, const ra_attention_desc *desc, int ra
     if (plan_sum(desc, ranks, backward, &whole) != RA_OK || plan_sum(&small, ranks, backward, &part) != RA_OK ||
         part.pairs == 0)
         return 0;
+    if (s->memory_limit > 0 && (backward ? part.backward_max : part.forward_max) > s->memory_limit) return 0;
     if (whole.pairs < 100 * part.pairs) return 0; /* it will not take long enough to matter */
     if (measure(&plain, &small, ranks, backward ? PASS_BOTH : PASS_FWD, 1, 1, "", &m) != RA_OK) return 0;
     return (m.forward.seconds + m.backward.seconds) * (double)whole.pairs / (double)part.pairs;

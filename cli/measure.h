@@ -28,7 +28,7 @@ ra_status measure(const settings *s, const ra_attention_desc *desc, int ranks, p
                   const char *what, measurement *m);
 
 /* Seconds that the passes of this problem should take here, by those of a short sequence; for progress bars. 0: it cannot be
- * told. */
+ * told, or not within --memory-limit. */
 double measure_estimate(const settings *s, const ra_attention_desc *desc, int ranks, bool backward);
 
 /* Median of `count` >= 1 values, which are sorted on the way. */

@@ -1,7 +1,9 @@
 """Files in every form: dtypes, three dimensions, .safetensors in and out, outputs that appear whole, large files."""
 import json
 import os
+import pty
 import resource
+import subprocess
 import sys
 import unittest
 
@@ -220,6 +222,30 @@ class Files(kit.Case):
         p = reference.Pattern([200], [1])
         want, m = reference.attention(p, array[:, :200], array[:, :200], array[:, :200])
         self.assertLessEqual(reference.error("out", out[:, :200], want["out"], m["out"]), 2e-6)
+
+    def test_the_estimate_of_a_progress_bar_needs_no_more_memory_than_the_call(self):
+        big = self.save("big.npy", np.random.default_rng(1).standard_normal((80, 3400, 1, 64), dtype=np.float32))
+
+        def peak(stderr):  # of memory that is no mapped file
+            command = [kit.RINGATTN, "run", "--q", big, "--k", big, "--v", big, "--out", self.path("out.npy"), "--memory-limit",
+                       "3M", "--threads", "1", "--window", "1300,0"]
+            process = subprocess.Popen(command, stderr=stderr, stdout=subprocess.DEVNULL)
+            most = 0
+            while process.poll() is None:
+                try:
+                    with open(f"/proc/{process.pid}/status") as f:
+                        most = max([most] + [1024 * int(line.split()[1]) for line in f if line.startswith("RssAnon")])
+                except OSError:  # it has ended meanwhile
+                    pass
+            self.assertEqual(process.returncode, 0)
+            return most
+
+        ours, theirs = pty.openpty()
+        try:
+            self.assertLess(peak(theirs), peak(subprocess.DEVNULL) + (4 << 20))
+        finally:
+            os.close(ours)
+            os.close(theirs)
 
     def test_lengths_of_zero_give_empty_outputs(self):
         for nq, nk in ((0, 0), (0, 5), (5, 0)):
