@@ -1,5 +1,6 @@
 /* info: what this build and this machine offer. */
 #include <stdio.h>
+#include <string.h>
 
 #include "cli.h"
 #include "core/dtype.h"
@@ -11,11 +12,23 @@
 static const char *const mpis[] = {"openmpi", "mpich"};
 enum { MPI_COUNT = sizeof mpis / sizeof *mpis };
 
+/* The kernel of a usual call: on the CPU, in the recommended type. "none" where there is no such, as the last error says. */
 static const char *chosen_kernel(void) {
-    ra_kernel_info k;
-    for (int i = 0; ra_kernel_list(i, &k); i++)
-        if (k.available) return k.name;
-    return "none";
+    ra_attention_desc desc;
+    ra_comm *comm = NULL;
+    ra_plan *plan = NULL;
+    static char name[32];
+    ra_attention_desc_init(&desc);
+    desc.dtype = ra_recommended_dtype(RA_DEVICE_CPU);
+    desc.seq_q = desc.seq_k = 1024;
+    desc.heads = 1;
+    desc.head_dim = 64;
+    ra_status status = ra_comm_self(&comm);
+    if (status == RA_OK) status = ra_plan_create(comm, &desc, &plan);
+    snprintf(name, sizeof name, "%s", status == RA_OK ? ra_plan_kernel(plan) : "none");
+    ra_plan_destroy(plan);
+    ra_comm_destroy(comm);
+    return name;
 }
 
 /* The GPU of that number. Not RA_OK: there is none, or none that can be used. */
@@ -60,7 +73,9 @@ ra_status command_info(const settings *s, bool *check_failed) {
     if (s->json) return report_json(s, dtype);
     printf("ringattn          %s\n", ra_version());
     printf("CPU features      %s (%d cores to use)\n", ra_cpu_features(), ra_usable_cores());
-    printf("kernel            %s\n", chosen_kernel());
+    const char *kernel = chosen_kernel();
+    printf("kernel            %s%s%s\n", kernel, strcmp(kernel, "none") == 0 ? ": " : "",
+           strcmp(kernel, "none") == 0 ? ra_last_error() : "");
     for (int i = 0; ra_kernel_list(i, &k); i++) printf("  %-15s %s\n", k.name, k.available ? "available" : k.reason);
     ra_cuda_device gpu;
     if (describe_gpu(0, &gpu) != RA_OK) printf("GPUs              none: %s\n", ra_last_error());

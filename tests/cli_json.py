@@ -52,6 +52,16 @@ class Fields(kit.Case):
             self.assertEqual(self.json("why", "--seq", 90, "--query", 80, "--key", 3, env=first)["query_rank"], 2)
             self.assertEqual(self.ok("plan", "--seq", 90, env=second).stdout, "")  # rank 0 says it
 
+    def test_info_names_the_kernel_that_a_bench_takes(self):
+        build = os.environ.get("RA_BUILD", os.path.join(os.path.dirname(__file__), "..", "build"))
+        dtype = self.json("info")["recommended_dtype"]
+        for more in ({}, {"RINGATTN_KERNEL": "scalar"}, {"RINGATTN_MODULE_PATH": os.path.join(build, "tests", "stand_in")}):
+            env = {**os.environ, **more}
+            value = self.json("bench", "--seq", 64, "--dtype", dtype, "--repeat", 1, env=env)
+            self.assertEqual(self.json("info", env=env)["kernel"], value["kernel"], more)
+        self.assertEqual(self.json("info", env={**os.environ, "RINGATTN_KERNEL": "nope"})["kernel"], "none")
+        self.assertIn("no kernel 'nope'", self.ok("info", env={**os.environ, "RINGATTN_KERNEL": "nope"}).stdout)
+
     def test_a_case_is_sampled_where_few_pairs_are_spread_over_many_that_are_not(self):
         for more in (["--window", "10,0"], ["--segment-lengths", 0, "--dilation-rates", 100]):
             value = self.json("verify", "--seq", 20000, "--heads", 1, "--head-dim", 8, *more)
