@@ -65,6 +65,7 @@ SPOIL(key_begin_negative, c->key_begin[0] = -1)
 SPOIL(key_end_beyond, c->key_end[0] = 17)
 SPOIL(key_range_backwards, c->key_begin[0] = 9; c->key_end[0] = 8)
 SPOIL(scale_infinite, c->desc.scale = (double)INFINITY)
+SPOIL(scale_beyond_float, c->desc.scale = -1e39)
 SPOIL(dropout_one, c->desc.dropout = 1)
 SPOIL(dropout_negative, c->desc.dropout = -0.1)
 SPOIL(dropout_nan, c->desc.dropout = (double)NAN)
@@ -119,6 +120,7 @@ static const spoiler spoilers[] = {
     {"key", spoil_key_end_beyond, RA_INVALID},
     {"key", spoil_key_range_backwards, RA_INVALID},
     {"scale", spoil_scale_infinite, RA_INVALID},
+    {"scale", spoil_scale_beyond_float, RA_INVALID},
     {"dropout", spoil_dropout_one, RA_INVALID},
     {"dropout", spoil_dropout_negative, RA_INVALID},
     {"dropout", spoil_dropout_nan, RA_INVALID},
@@ -202,6 +204,9 @@ static void the_edges_of_what_is_allowed_are_allowed(void **state) {
     c.desc.scale = 0;
     c.desc.dropout = 0.999999;
     c.desc.window_left = c.desc.window_right = 0;
+    assert_int_equal(ra_attention_desc_check(&c.desc), RA_OK);
+    c.desc.dtype = RA_F64;
+    c.desc.scale = 1e39;
     assert_int_equal(ra_attention_desc_check(&c.desc), RA_OK);
 }
 

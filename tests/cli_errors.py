@@ -91,6 +91,7 @@ class Refusals(kit.Case):
                               ("--memory-limit", "10X"), ("--memory-limit", "99999999999999G")):
             with self.subTest(option=option, value=value):
                 self.run_refused(USAGE, option, value, says=option)
+        self.run_refused(USAGE, "--scale", "1e39", says="scale is 1e+39, beyond the range of float")
         self.refused(USAGE, "plan", "--head-dim", "257", says="--head-dim")
         self.refused(USAGE, "plan", "--seq", "1024,2048", says="--seq")
         self.refused(USAGE, "bench", "--rank", "4", "--ring-size", "4", says="--rank")

@@ -1,5 +1,6 @@
 #include "geometry/config.h"
 
+#include <float.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdarg.h>
@@ -80,6 +81,9 @@ static ra_status check_pattern(const ra_attention_desc *d, int64_t kv_heads) {
 
 static ra_status check_numbers(const ra_attention_desc *d) {
     if (isinf(d->scale)) return ra_fail(RA_INVALID, "scale is not finite");
+    if (d->dtype != RA_F64 && fabs(d->scale) > (double)FLT_MAX)
+        return ra_fail(RA_INVALID, "scale is %g, beyond the range of float, in which %s is computed", d->scale,
+                       ra_dtype_name(d->dtype));
     if (!(d->dropout >= 0 && d->dropout < 1)) return ra_fail(RA_INVALID, "dropout is %g, which is not in [0, 1)", d->dropout);
     return RA_OK;
 }
