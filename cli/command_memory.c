@@ -8,6 +8,8 @@
 #include "core/status.h"
 #include "measure.h"
 
+#define MOST_THREADS 512 /* ranks that ra_comm_threads takes */
+
 typedef struct memory_row {
     int64_t seq, peak, planned;
     int ranks;
@@ -88,12 +90,14 @@ static ra_status measure_seq(const settings *s, int64_t seq, json_t *rows) {
     return RA_OK;
 }
 
-/* A row over the memory limit is reported before anything is run or printed. */
+/* A row over the memory limit, or with too many ranks, is reported before anything is run or printed. */
 static ra_status check_rows(const settings *s) {
     for (int64_t i = 0; i < s->seq.count; i++)
         for (int64_t j = 0; j < s->ring_sizes.count; j++) {
             description d;
             int ranks = (int)s->ring_sizes.values[j];
+            if (ranks > MOST_THREADS)
+                return ra_fail(RA_INVALID, "--ring-sizes: ranks is %d; at most %d run in this process", ranks, MOST_THREADS);
             RA_TRY(describe(s, s->seq.values[i], ranks, &d));
             ra_status status = check_memory_limit(s, &d.desc, ranks, s->pass != PASS_FWD);
             description_free(&d);

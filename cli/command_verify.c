@@ -70,7 +70,8 @@ static void draw_execution(dice *d, settings *c) {
     static const int64_t rings[] = {1, 2, 3, 4, 5, 7, 8}, buckets[] = {0, 0, 1, 5, 32},
                          dtypes[] = {RA_F32, RA_F32, RA_BF16, RA_F16, RA_F64},
                          schedules[] = {RA_SCHEDULE_AUTO, RA_SCHEDULE_RING, RA_SCHEDULE_RING, RA_SCHEDULE_GATHER};
-    if (!c->given[OPT_RING_SIZE] && !c->offload) c->ring_size = pick(d, rings, 7);
+    const bool alone = c->offload || c->transport == TRANSPORT_SELF;
+    if (!c->given[OPT_RING_SIZE] && !alone) c->ring_size = pick(d, rings, 7);
     if (!c->given[OPT_LAYOUT]) c->layout = 1 + (int)roll(d, 3);
     if (!c->given[OPT_QUERY_PLACEMENT] && !c->offload) c->query_placement = roll(d, 4) == 0 ? RA_REPLICATED : RA_SHARDED;
     /* auto gathers sequences as short as these, and merges where queries are replicated */

@@ -66,9 +66,6 @@ static ra_status check_needed(const settings *s) {
     case CMD_RUN: return need(s, for_run, 4);
     case CMD_GRAD: return need(s, for_grad, 7);
     case CMD_WHY: return need(s, for_why, 2);
-    case CMD_PLAN:
-        if (s->fit && !s->given[OPT_MEMORY_LIMIT]) return ra_fail(RA_INVALID, "plan --fit needs --memory-limit BYTES");
-        return RA_OK;
     default: return RA_OK;
     }
 }
@@ -98,6 +95,23 @@ static ra_status check_available(const settings *s) {
     return RA_OK;
 }
 
+static ra_status check_fit(const settings *s) {
+    if (!s->given[OPT_MEMORY_LIMIT]) return ra_fail(RA_INVALID, "plan --fit needs --memory-limit BYTES");
+    if (s->given[OPT_SEQ]) return ra_fail(RA_INVALID, "--seq contradicts --fit, which finds the longest sequence");
+    return RA_OK;
+}
+
+/* --transport self is one rank. */
+static ra_status check_self(const settings *s) {
+    if (s->ring_size > 1)
+        return ra_fail(RA_INVALID, "--transport self is one rank, which contradicts --ring-size %lld", (long long)s->ring_size);
+    for (int64_t i = 0; s->given[OPT_RING_SIZES] && i < s->ring_sizes.count; i++)
+        if (s->ring_sizes.values[i] > 1)
+            return ra_fail(RA_INVALID, "--transport self is one rank, which contradicts the %lld of --ring-sizes",
+                           (long long)s->ring_sizes.values[i]);
+    return RA_OK;
+}
+
 static ra_status check_svg(const char *path) {
     const char *dot = strrchr(ra_path_name(path), '.');
     if (!dot || strcasecmp(dot, ".svg") == 0) return RA_OK;
@@ -118,8 +132,11 @@ ra_status settings_check(settings *s) {
                        (long long)s->ring_size);
     if (s->given[OPT_RANK] && s->query_placement == RA_REPLICATED)
         return ra_fail(RA_INVALID, "--rank needs --query-placement sharded");
-    if (s->transport == TRANSPORT_SELF && s->ring_size > 1)
-        return ra_fail(RA_INVALID, "--transport self is one rank, which contradicts --ring-size %lld", (long long)s->ring_size);
+    if (s->transport == TRANSPORT_SELF) RA_TRY(check_self(s));
+    if (s->transport == TRANSPORT_SELF && !s->given[OPT_RING_SIZES]) s->ring_sizes = (int_list){{1}, 1};
+    if (s->fit) RA_TRY(check_fit(s));
+    if (s->batch == 0 && (s->command == CMD_WHY || s->command == CMD_DRAW))
+        return ra_fail(RA_INVALID, "--batch is 0; %s needs a batch entry to look at", commands[s->command].name);
     if (s->command == CMD_MEMORY && s->given[OPT_RING_SIZE]) {
         if (s->given[OPT_RING_SIZES]) return ra_fail(RA_INVALID, "--ring-size contradicts --ring-sizes; give one of them");
         s->ring_sizes = (int_list){{1, s->ring_size}, s->ring_size > 1 ? 2 : 1};
@@ -192,6 +209,13 @@ static void set_options(const settings *s, int ranks, ra_attention_desc *desc) {
     desc->offload = s->offload;
 }
 
+/* Checks the descriptor; a type that no GPU computes is said by the names of the options. */
+static ra_status check(const ra_attention_desc *desc) {
+    RA_TRY(ra_attention_desc_check(desc));
+    if (desc->device != RA_DEVICE_CUDA || desc->dtype != RA_F64) return RA_OK;
+    return ra_fail(RA_NOT_AVAILABLE, "--dtype f64 is not available with --device cuda: GPUs compute f32, bf16 and f16 only");
+}
+
 /* The layout that deals pairs most evenly; contiguous unless another is clearly better, since it moves least. */
 static ra_status choose_layout(ra_attention_desc *desc, int ranks) {
     static const ra_layout candidates[] = {RA_LAYOUT_CONTIGUOUS, RA_LAYOUT_ZIGZAG, RA_LAYOUT_STRIPED};
@@ -224,7 +248,7 @@ ra_status describe(const settings *s, int64_t seq, int ranks, description *d) {
     d->desc.dtype = (ra_dtype)s->dtype;
     set_options(s, ranks, &d->desc);
     RA_TRY(set_key_range(s, d));
-    ra_status status = ra_attention_desc_check(&d->desc);
+    ra_status status = check(&d->desc);
     if (status == RA_OK && s->given[OPT_LAYOUT] && s->layout == LAYOUT_AUTO) status = choose_layout(&d->desc, ranks);
     if (status != RA_OK) description_free(d);
     return status;
@@ -243,7 +267,7 @@ ra_status describe_files(const settings *s, int ranks, description *d) {
     d->desc.dtype = shape.dtype;
     set_options(s, ranks, &d->desc);
     ra_status status = set_key_range(s, d);
-    if (status == RA_OK) status = ra_attention_desc_check(&d->desc);
+    if (status == RA_OK) status = check(&d->desc);
     if (status == RA_OK && s->layout == LAYOUT_AUTO) status = choose_layout(&d->desc, ranks);
     if (status != RA_OK) description_free(d);
     return status == RA_INVALID ? RA_IO : status;

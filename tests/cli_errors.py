@@ -110,6 +110,16 @@ class Refusals(kit.Case):
         self.refused(USAGE, "plan", "--heads", "1", "--segment-lengths", "4,8", "--dilation-rates", "1,2", says="mix")
         self.refused(USAGE, "plan", "--fit", says="--memory-limit")
         self.refused(USAGE, "memory", "--ring-size", "2", "--ring-sizes", "1,2", says="--ring-sizes")
+        self.refused(USAGE, "memory", "--transport", "self", "--ring-sizes", "1,2", says=["--transport self", "--ring-sizes"])
+        self.refused(USAGE, "plan", "--fit", "--memory-limit", "1G", "--seq", 77, says=["--seq", "--fit"])
+        for command in (["why", "--query", 1, "--key", 1], ["draw", "--seq", 9]):
+            self.refused(USAGE, *command, "--batch", 0, says="--batch is 0")
+
+    def test_transport_self_is_one_rank(self):
+        rows = self.json("memory", "--transport", "self", "--seq", 64)["rows"]
+        self.assertEqual([row["ring_size"] for row in rows], [1])
+        cases = self.ok("verify", "--transport", "self", "--cases", 8).stdout
+        self.assertEqual((cases.count(" ring "), cases.count(" ring 1 ")), (8, 8))
 
     def test_output_names_that_no_file_could_mend_are_refused(self):
         self.run_refused(USAGE, out=self.path("out.txt"), says=["--out", "out.txt"])
@@ -135,7 +145,7 @@ class Refusals(kit.Case):
 
     def test_too_many_ranks_for_one_process_name_the_option(self):
         self.refused(USAGE, "bench", "--seq", 64, "--ring-size", 600, says="--ring-size: ranks is 600")
-        self.refused(USAGE, "memory", "--json", "--seq", 64, "--ring-sizes", 600, says="--ring-sizes: ranks is 600")
+        self.refused(USAGE, "memory", "--seq", 64, "--ring-sizes", "1,513", says="--ring-sizes: ranks is 513")
 
     def test_shapes_that_do_not_fit_are_shown(self):
         a = self.array

@@ -53,6 +53,9 @@ class SeveralGpus(kit.Case):
         value = self.json(*shape[:3], 1, *shape[4:], "--segment-lengths", 1024, "--memory-limit", "9999G", env=gpus(1))
         self.assertLess(0.99 * 2**30, value["fit"]["seq"], 2**30)  # rows end first
 
+    def test_a_type_that_gpus_lack_is_named_by_its_option(self):
+        self.refused(6, "bench", "--seq", 64, "--device", "cuda", "--dtype", "f64", says="--dtype f64", env=gpus(1))
+
     def test_random_cases_are_of_types_that_gpus_have(self):
         value = self.json("verify", "--cases", 12, "--device", "cuda", env=gpus(3))
         self.assertEqual((value["cases"], value["failed"]), (12, 0))
