@@ -224,6 +224,8 @@ class Files(kit.Case):
         self.assertLessEqual(reference.error("out", out[:, :200], want["out"], m["out"]), 2e-6)
 
     def test_the_estimate_of_a_progress_bar_needs_no_more_memory_than_the_call(self):
+        if kit.sanitized():
+            self.skipTest("sanitizers hold memory of their own, and take minutes")
         big = self.save("big.npy", np.random.default_rng(1).standard_normal((80, 3400, 1, 64), dtype=np.float32))
 
         def peak(stderr):  # of memory that is no mapped file
