@@ -131,6 +131,8 @@ class Communicator:
             self.fail(status)
 
     def fail(self, status: int) -> None:
+        if not self.handle:
+            raise _lib.RingattnError("the group is closed: it was freed or destroyed, or dist.close() was called", "RA_ABORTED")
         detail = getattr(self._transport, "reason", "")
         _lib.fail(status, detail() if callable(detail) else "")
 

@@ -14,6 +14,7 @@ from ._mailbox import FRAME, HEADER, LEFT, LONG, Mailbox, Polled, Request
 from ._process import this_process
 
 _START_TIMEOUT = 600.0
+_GOODBYES = 2.0  # seconds, for the other ranks to free a communicator
 _FOREVER = timedelta(days=3650)
 
 
@@ -236,12 +237,12 @@ class MpiMailbox(Polled):
             self._sends = sending
 
     def leave(self) -> None:
-        """Says goodbye, unless MPI is gone already."""
+        """Says goodbye, unless MPI is gone already; also to who has left, and waits for it."""
         if self.MPI.Is_finalized():
             return
         with self.changed:
             for peer in range(self.ranks):
-                if peer != self.rank and peer not in self.lost:
+                if peer != self.rank:
                     self.send_frame(peer, HEADER.pack(LEFT, 0, 0))
 
     def end(self, deadline: float) -> None:
@@ -250,6 +251,19 @@ class MpiMailbox(Polled):
         with self.changed:
             while not self.MPI.Is_finalized() and time.monotonic() < deadline:
                 self.progress()
-                if not self._sends and len(self.lost) == self.ranks - 1:
+                if self._is_quiet():
                     return
                 time.sleep(0.001)
+
+    def _is_quiet(self) -> bool:
+        return not self._sends and len(self.lost) == self.ranks - 1
+
+    def retire(self) -> None:
+        """The caller's communicator is being freed, which every rank does. Then each frees the duplicate, too, unless one does
+        not come or gave up: then messages may be left over in it."""
+        if self.MPI.Is_finalized():
+            return
+        self.leave()
+        self.end(time.monotonic() + _GOODBYES)
+        if self._is_quiet():
+            self.comm.Free()

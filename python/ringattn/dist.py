@@ -14,6 +14,7 @@ know of it.
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import itertools
 import operator
@@ -204,6 +205,11 @@ class Processes(Alone):
         self.comm.close()
         self.mailbox.leave()
 
+    def retire(self) -> None:
+        """The caller's group is gone, on this rank and soon on the others."""
+        self.comm.close()
+        self.mailbox.retire()
+
 
 _ALONE = Alone()
 _in_process: dict[int, InProcess] = {}
@@ -316,19 +322,41 @@ def _torch(group: Any) -> Any:
 
 
 def _mpi(comm: Any) -> Any:
-    from mpi4py import MPI
-
+    _refuse_no_communicator(comm)
     if comm.Get_size() == 1:
         return _ALONE
-    key = f"mpi:{MPI._handleof(comm)}"
-    found = _processes.get(key)
-    if found is None:
-        with _lock:
+    with _lock:
+        found = _processes.get(comm.Get_attr(_mpi_attribute()) or "")
+        if found is None:
+            key = f"mpi:{next(_numbers)}"
             found = _processes[key] = (None, Processes(key, MpiMailbox(comm)))
-    return found[1]
+            comm.Set_attr(_mpi_attribute(), key)
+        return found[1]
 
 
-_adopted = itertools.count()
+def _refuse_no_communicator(comm: Any) -> None:
+    if not comm:
+        raise ValueError(
+            "group is MPI.COMM_NULL: this process is no member of the communicator and must not call, or has freed it"
+        )
+
+
+@functools.lru_cache(None)
+def _mpi_attribute() -> int:
+    """In which a communicator holds the key of what is made for it. MPI gives the handle of a freed communicator to another
+    one, but deletes its attributes."""
+    from mpi4py import MPI
+
+    return MPI.Comm.Create_keyval(delete_fn=lambda comm, attribute, key: _retire(key))
+
+
+def _retire(key: str) -> None:
+    found = _processes.pop(key, None)
+    if found is not None:
+        found[1].retire()
+
+
+_numbers = itertools.count()
 
 
 def adopt(link: Any) -> Any:
@@ -336,7 +364,7 @@ def adopt(link: Any) -> Any:
     if link.ranks == 1:
         return _ALONE
     with _lock:
-        key = f"custom:{next(_adopted)}"
+        key = f"custom:{next(_numbers)}"
         made = Processes(key, link)
         _processes[key] = (None, made)
         return made

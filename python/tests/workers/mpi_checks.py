@@ -44,6 +44,27 @@ except RuntimeError as error:
 else:
     raise AssertionError("no rank noticed")
 
+# A freed communicator's handle goes to the next one, whose ranks may lie in another order. Nothing is left of the old one.
+kept = len(ringattn.dist._processes)
+for turn in range(8):
+    other = comm.Split(0, rank if turn % 2 else -rank)
+    place = other.Get_rank()
+    part = q[:, place * 3 : place * 3 + 3]
+    found = ringattn.attention(part, part, part, is_causal=True, group=other)
+    joined = q[:, : 3 * ranks]
+    expected = ringattn.attention(joined, joined, joined, is_causal=True)[:, place * 3 : place * 3 + 3]
+    assert np.abs(found - expected).max() < 1e-12, turn
+    where = ringattn.dist.resolve(other)
+    other.Free()
+    assert len(ringattn.dist._processes) == kept and where.mailbox.comm == MPI.COMM_NULL, turn
+for group, match in ((where, "the group is closed"), (other, "MPI.COMM_NULL"), (MPI.COMM_NULL, "MPI.COMM_NULL")):
+    try:
+        ringattn.attention(part, part, part, group=group)
+    except (ValueError, RuntimeError) as error:
+        assert match in str(error), error
+    else:
+        raise AssertionError("a group that is gone serves a call")
+
 if "torch" in sys.argv:
     import torch
 
