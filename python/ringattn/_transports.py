@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import queue
 import threading
 import time
@@ -11,7 +12,7 @@ from typing import Any, Iterable, Optional
 
 from . import _lib
 from ._mailbox import FRAME, HEADER, LEFT, LONG, Mailbox, Polled, Request
-from ._process import this_process
+from ._process import Process, this_process
 
 _START_TIMEOUT = 600.0
 _GOODBYES = 2.0  # seconds, for the other ranks to free a communicator
@@ -36,24 +37,45 @@ class GlooMailbox(Mailbox):
 
         if not dist.is_gloo_available():
             raise _lib.RingattnError("a ring of processes runs over gloo, which this build of torch lacks", "RA_NOT_AVAILABLE")
-        ranks = dist.get_process_group_ranks(group)
-        super().__init__(ranks.index(dist.get_rank()), len(ranks))
+        super().__init__(group.rank(), group.size())
         self.torch, self.callers = torch, group
-        self.group = dist.new_group(
-            ranks, backend="gloo", timeout=timedelta(seconds=_START_TIMEOUT), use_local_synchronization=True
-        )
-        self.peers = [this_process()] * len(ranks)
-        dist.all_gather_object(self.peers, this_process(), group=self.group)
+        store, self.peers = self._meet()
+        # Not new_group: the name that it gives a group depends on how many others a rank is in, where members may differ.
+        self.group: Any = dist.ProcessGroupGloo(store, self.rank, self.ranks, timedelta(seconds=_START_TIMEOUT))
         self.readers: dict[int, threading.Thread] = {}
         self.writers: dict[int, tuple[threading.Thread, queue.SimpleQueue[Any]]] = {}
 
-    def add(self, flat: Any) -> None:
-        group = self.callers
+    def _meet(self) -> tuple[Any, list[Process]]:
+        """Waits for every rank. A store whose keys nobody else uses, neither another group nor an earlier one of this name, and
+        the ranks' processes."""
+        from torch.distributed import DistStoreError, distributed_c10d
+        from torch.distributed.distributed_c10d import PrefixStore
+
+        default = distributed_c10d._get_default_store()
+        starts, count = PrefixStore(f"ringattn/{self.callers.group_name}", default), f"starts of rank {self.rank}"
+        store = PrefixStore(str(starts.add(count, 1)), starts)  # all ranks start as often
+        keys = [f"rank {rank}" for rank in range(self.ranks)]
+        store.set(keys[self.rank], json.dumps(this_process()))
         try:
-            group._get_backend(flat.device)
+            store.wait(keys, timedelta(seconds=_START_TIMEOUT))
+        except DistStoreError as error:
+            missing = [key for key in keys if not _holds(store, key)]
+            store.delete_key(keys[self.rank])  # this rank has not come
+            starts.add(count, -1)
+            raise _lib.RingattnError(
+                f"{', '.join(missing)} of {self.ranks} made no call on this group within {_START_TIMEOUT:g} seconds; every "
+                f"member must make the first call",
+                "RA_TIMEOUT",
+            ) from error
+        return store, [Process(*json.loads(store.get(key))) for key in keys]
+
+    def add(self, flat: Any) -> None:
+        try:
+            self.callers._get_backend(flat.device)
         except RuntimeError:  # nccl, which knows no memory of the host
-            group = self.group
-        self.torch.distributed.all_reduce(flat, group=group)
+            self.group.allreduce([flat]).wait()
+        else:
+            self.torch.distributed.all_reduce(flat, group=self.callers)
 
     def members(self) -> set[int]:
         return set(self.torch.distributed.get_process_group_ranks(self.callers))
@@ -146,6 +168,14 @@ class GlooMailbox(Mailbox):
                         pass
             for thread in threads:
                 thread.join(0.2)
+
+
+def _holds(store: Any, key: str) -> bool:
+    try:
+        store.wait([key], timedelta(milliseconds=10))
+    except RuntimeError:
+        return False
+    return True
 
 
 def _first_line(error: BaseException) -> str:

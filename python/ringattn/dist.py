@@ -2,7 +2,7 @@
 
 * ``None``: this process alone.
 * an integer p: p ranks that are threads of this process; whole tensors in, whole tensors out.
-* a ``torch.distributed`` process group: the ring runs over gloo, on a subgroup of its own.
+* a ``torch.distributed`` process group: the ring runs over a gloo group of its own.
 * an mpi4py communicator: the ring runs over a duplicate of it.
 * what ``ringattn.custom_group`` makes of a transport of one's own.
 
