@@ -71,11 +71,12 @@ def write(
     the rule and what they must be. ``offset`` is the place of the first query where only the device knows it. ``numbers`` are
     batch, queries, place of the first query, keys, place of the first key, left, right.
     """
-    if seen is not None and not torch.equal(seen, expected):  # type: ignore[arg-type]
-        raise ValueError(f"{NOT_SUPPORTED}; position_ids that are not consecutive count as packed documents")
+    where = _dist.resolve(group)
+    with _dist.telling(where):
+        if seen is not None and not torch.equal(seen, expected):  # type: ignore[arg-type]
+            raise ValueError(f"{NOT_SUPPORTED}; position_ids that are not consecutive count as packed documents")
     batch, q_length, q_offset, kv_length, kv_offset, left, right = numbers
     first = (q_offset if offset is None else int(offset)) - kv_offset
-    where = _dist.resolve(group)
     if isinstance(where, _dist.Processes):
         rows, keep = _on_group(where, attention_mask, batch, q_length, kv_length, first, right)
         keys = kv_length

@@ -13,11 +13,10 @@ from ._hf_mask import check_positions, read
 from ._operators import RESULTS, agreed, fake_backward, fake_forward, number_of, run_backward, run_forward, schema, state_of
 
 
-def _call(mask: torch.Tensor, settings: tuple[Any, ...]) -> tuple[Any, Any, Any]:
-    """What the mask says, options and group."""
+def _call(mask: torch.Tensor, settings: tuple[Any, ...]) -> tuple[Any, Any]:
+    """What the mask says, and the options."""
     told = read(mask)
-    given = Settings(*settings[:-1])._replace(is_causal=told.is_causal, window=told.window)
-    return told, make_options(given), _dist.resolve(settings[-1])
+    return told, make_options(Settings(*settings[:-1])._replace(is_causal=told.is_causal, window=told.window))
 
 
 def _ranges(told: Any) -> Any:
@@ -36,10 +35,12 @@ def masked_forward(
     seed: Optional[torch.Tensor],
     *settings: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    told, options, where = _call(mask, settings)
+    where = _dist.resolve(settings[-1])
+    with _dist.telling(where):
+        (told, options), number = _call(mask, settings), number_of(seed)
     check_positions(told, position_ids, query.size(1), where, options.layout)
     key, value = key[:, : told.keys], value[:, : told.keys]
-    out, lse, problem, number = run_forward(query, key, value, options, where, number_of(seed), _ranges(told), True)
+    out, lse, problem, number = run_forward(query, key, value, options, where, number, _ranges(told), True)
     assert lse is not None
     return out, lse, state_of(problem, number)
 
@@ -59,7 +60,7 @@ def masked_backward(
     mask: torch.Tensor,
     *settings: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    told, options, where = _call(mask, settings)
+    (told, options), where = _call(mask, settings), _dist.resolve(settings[-1])
     kept_key, kept_value = key[:, : told.keys], value[:, : told.keys]
     problem, seed = agreed(state, options, query, kept_key, kept_value)
     gradients = run_backward(query, kept_key, kept_value, out, lse, dout, None, problem, where, seed, _ranges(told))

@@ -233,9 +233,10 @@ def forward_op(
     key_range: Optional[torch.Tensor],
     *settings: Any,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    options, where = make_options(settings[:-1]), _dist.resolve(settings[-1])
-    ranges = key_ranges(key_range, query.size(0))
-    out, lse, problem, number = run_forward(query, key, value, options, where, number_of(seed), ranges, True)
+    where = _dist.resolve(settings[-1])
+    with _dist.telling(where):
+        options, ranges, number = make_options(settings[:-1]), key_ranges(key_range, query.size(0)), number_of(seed)
+    out, lse, problem, number = run_forward(query, key, value, options, where, number, ranges, True)
     assert lse is not None
     return out, lse, state_of(problem, number)
 
@@ -312,26 +313,32 @@ def _fold(x: Optional[torch.Tensor], dim: Optional[int], size: int) -> Any:
     return (x.unsqueeze(0).expand(size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
 
 
+def _batch(query: torch.Tensor, dim: Optional[int]) -> int:
+    """That of one mapped entry; there may be none."""
+    return query.size(0) if dim is None else query.movedim(dim, 0).size(1)
+
+
 def _forward_of_many(info, in_dims, query, key, value, seed, key_range, *settings):  # type: ignore[no-untyped-def]
-    if in_dims[3] is not None:
-        raise ValueError(
-            "seed is mapped by torch.func.vmap; one seed serves the whole batch, whose entries drop out differently: give vmap "
-            'randomness="same", and a seed that is not mapped'
-        )
-    size = info.batch_size
+    with _dist.telling(_dist.resolve(settings[-1])):
+        if in_dims[3] is not None:
+            raise ValueError(
+                "seed is mapped by torch.func.vmap; one seed serves the whole batch, whose entries drop out differently: give "
+                'vmap randomness="same", and a seed that is not mapped'
+            )
+    size, batch = info.batch_size, _batch(query, in_dims[0])
     query, key, value, key_range = (
         _fold(x, in_dims[index], size) for index, x in ((0, query), (1, key), (2, value), (4, key_range))
     )
     out, lse, state = forward_op(query, key, value, seed, key_range, *settings)
-    return (out.unflatten(0, (size, out.size(0) // size)), lse.unflatten(0, (size, lse.size(0) // size)), state), (0, 0, None)
+    return (out.unflatten(0, (size, batch)), lse.unflatten(0, (size, batch)), state), (0, 0, None)
 
 
 def _backward_of_many(info, in_dims, *arguments):  # type: ignore[no-untyped-def]
     tensors, state, key_range, settings = arguments[:7], arguments[7], arguments[8], arguments[9:]
-    size = info.batch_size
+    size, batch = info.batch_size, _batch(tensors[0], in_dims[0])
     tensors = tuple(_fold(x, dim, size) for x, dim in zip(tensors, in_dims))
     found = backward_op(*tensors, state, _fold(key_range, in_dims[8], size), *settings)
-    return tuple(x.unflatten(0, (size, x.size(0) // size)) for x in found), (0, 0, 0)
+    return tuple(x.unflatten(0, (size, batch)) for x in found), (0, 0, 0)
 
 
 if hasattr(forward_op, "register_vmap"):  # torch 2.5; before it calls one by one

@@ -14,6 +14,7 @@ know of it.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import hashlib
 import itertools
@@ -23,7 +24,7 @@ import struct
 import threading
 import time
 import weakref
-from typing import Any, Optional
+from typing import Any, Iterator, Optional
 
 from . import _lib
 from ._config import Options, Problem, Settings, Shape, problem_for, rows_problem
@@ -244,6 +245,16 @@ def refusal(group: Any, error: Exception) -> Exception:
     """``error``, to be raised by a rank that does not take part in a call: it is told to the others, who would wait."""
     resolve(group).refuse(str(error))
     return error
+
+
+@contextlib.contextmanager
+def telling(where: Any) -> Iterator[None]:
+    """What is refused here, on this rank, is told to the others."""
+    try:
+        yield
+    except ValueError as error:
+        where.refuse(str(error))
+        raise
 
 
 def size_of(group: Any) -> int:

@@ -151,23 +151,24 @@ def attention(
     >>> x.grad.shape
     torch.Size([1, 8, 2, 4])
     """
-    dropout_p = given[_DROPOUT]
-    if torch.compiler.is_compiling() or not _plain(query, key, value):
-        query, key, value = _ready(query, key, value)
-        settings, seed = checked(Settings(*given)), _seed_tensor(seed, dropout_p)
-        forward: Any = forward_op
-        if not torch.compiler.is_compiling():
-            refuse_forward_mode(query, key, value)
-            if torch._C._functorch.peek_interpreter_stack() is not None:
-                forward = Forward.apply
-        out, lse, _ = forward(query, key, value, seed, _range_tensor(key_range, query.size(0)), *settings, key_of(group))
+    if torch.compiler.is_compiling():
+        *tensors, settings = _operands(query, key, value, given, key_range, seed)
+        out, lse, _ = forward_op(*tensors, *settings, key_of(group))
+        return (out, lse) if return_lse else out
+    if not _plain(query, key, value):
+        name = key_of(group)
+        with _dist.telling(_dist.resolve(name if _computes(query) else None)):
+            *tensors, settings = _operands(query, key, value, given, key_range, seed)
+        refuse_forward_mode(*tensors)
+        forward: Any = forward_op if torch._C._functorch.peek_interpreter_stack() is None else Forward.apply
+        out, lse, _ = forward(*tensors, *settings, name)
         return (out, lse) if return_lse else out
     refuse_forward_mode(query, key, value)
     where = _dist.resolve(group)
     try:
         query, key, value = _ready(query, key, value)
         options, ranges = make_options(given), key_ranges(key_range, query.size(0))
-        number = number_of(_seed_tensor(seed, dropout_p))
+        number = number_of(_seed_tensor(seed, given[_DROPOUT]))
     except ValueError as error:
         where.refuse(str(error))
         raise
@@ -176,6 +177,18 @@ def attention(
     else:
         out, lse, _, _ = run_forward(query, key, value, options, where, number, ranges, return_lse)
     return (out, lse) if return_lse else out
+
+
+def _computes(query: Any) -> bool:
+    """Whether a call outside a graph runs now: then the other ranks make it, too. Traces by fake tensors do not."""
+    return not (torch._C._len_torch_dispatch_stack() or query.is_meta or type(query).__name__ == "FakeTensor")
+
+
+def _operands(query: Any, key: Any, value: Any, given: tuple[Any, ...], key_range: Any, seed: Any) -> tuple[Any, ...]:
+    """What the operator takes, all but the group; the settings are one."""
+    query, key, value = _ready(query, key, value)
+    settings, seed = checked(Settings(*given)), _seed_tensor(seed, given[_DROPOUT])
+    return query, key, value, seed, _range_tensor(key_range, query.size(0)), settings
 
 
 def _ready(query: Any, key: Any, value: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

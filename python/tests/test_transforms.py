@@ -127,6 +127,13 @@ def test_a_second_derivative_raises(transform):
         transform(ours)
 
 
+def test_vmap_over_no_entries_gives_none():
+    x = torch.zeros(0, 2, 6, 2, 4)
+    found = torch.func.vmap(lambda q: ringattn.attention(q, q, q, return_lse=True))(x)
+    assert found[0].shape == x.shape and found[1].shape == (0, 2, 2, 6)
+    assert torch.func.vmap(torch.func.grad(lambda q: ringattn.attention(q, q, q).sum()))(x).shape == x.shape
+
+
 def test_dropout_under_vmap_needs_one_seed():
     both = torch.stack([X, Y])
     same = torch.func.vmap(lambda q: ours(q, dropout_p=0.5), randomness="same")(both)

@@ -405,6 +405,39 @@ def an_argument_that_one_rank_alone_gives_is_told_to_the_others():
 
 
 @check
+def what_an_operator_refuses_on_one_rank_is_told_to_the_others():
+    import ringattn
+    from ringattn._hf_mask import write_op
+    from ringattn._hf_op import masked_forward
+    from ringattn.torch import forward_op
+
+    group, mine, x = dist.group.WORLD, dist.get_rank() == 1, torch.randn(2, 4, 2, 8)
+    key = ringattn.dist.key_of(group)
+    settings = ringattn._config.Settings(dropout_p=0.5)
+    mask, places = (
+        write_op(None, None, None, None, (2, 4, 0, 4, 0, -1, 0), key, "contiguous"),
+        ringattn.positions(4 * dist.get_world_size(), group)[None],
+    )
+    lazy = torch._neg_view(x)  # no plain tensor: an operator takes it
+    halves = torch.tensor([[0, 0.5], [0, 4]])
+    cases = [
+        ("key_range is", lambda wrong: forward_op(x, x, x, None, halves if wrong else None, *settings, key)),
+        ("seed is", lambda wrong: forward_op(x, x, x, halves if wrong else None, None, *settings, key)),
+        ("bucket is", lambda wrong: forward_op(x, x, x, None, None, *settings._replace(bucket=-1 * wrong), key)),
+        ("seed is", lambda wrong: masked_forward(x, x, x, mask, places, halves if wrong else None, *settings, key)),
+        (
+            "not consecutive",
+            lambda wrong: write_op(None, halves, halves + wrong, None, (2, 4, 0, 4, 0, -1, 0), key, "contiguous"),
+        ),
+        ("combine is", lambda wrong: ringattn.attention(lazy, x, x, group=group, combine="all" if wrong else "mix")),
+        ("key_range is", lambda wrong: ringattn.attention(lazy, x, x, group=group, key_range=0.5 if wrong else None)),
+    ]
+    for match, call in cases:
+        raises(ValueError if mine else RuntimeError, match, call, mine)
+    compare(is_causal=True)  # the group is not broken
+
+
+@check
 def a_sparse_gradient_is_refused_by_name():
     import ringattn
 
