@@ -47,6 +47,8 @@ def _is_torch(x: Any) -> bool:
 def _dimension(x: Any, dim: int) -> int:
     if not (_is_torch(x) or isinstance(x, np.ndarray)):
         raise ValueError(f"x is a {type(x).__name__}; it must be a torch tensor or a NumPy array")
+    if isinstance(x, np.ma.MaskedArray):
+        raise ValueError("x is a masked array, whose mask would be ignored; give its data, and its mask in a call of its own")
     if not -x.ndim <= dim < x.ndim:
         raise ValueError(f"dim is {dim}; x has {x.ndim} dimensions")
     return dim % int(x.ndim)
@@ -97,11 +99,14 @@ def unshard(x: Any, group: Any = None, layout: str = "contiguous", dim: int = 1)
     >>> ringattn.unshard(np.arange(10), dim=0).shape
     (10,)
     """
-    dim = _dimension(x, dim)
-    rows_problem(layout, 1)
-    if _dist.place_of(group) is None:
+    where = _dist.resolve(None if _dist.place_of(group) is None else group)
+    with _dist.telling(where):
+        dim = _dimension(x, dim)
+        rows_problem(layout, 1)
+        if where.ranks > 1 and not _is_torch(x) and x.dtype.hasobject:
+            raise ValueError(f"x has dtype {x.dtype}: Python's objects cannot go from process to process; give numbers or text")
+    if where.ranks == 1:
         return x
-    where = _dist.resolve(group)
     if _is_torch(x):
         from ._sharding_torch import unshard_tensor
 

@@ -58,6 +58,8 @@ def test_rows_of_a_named_rank_have_the_gradient_of_indexing():
         (lambda x: ringattn.unshard(x, 2, "diagonal"), "layout is 'diagonal'"),
         (lambda x: ringattn.positions(4, None, "diagonal"), "layout is 'diagonal'"),
         (lambda x: ringattn.shard(x, 2, dim=3), "dim is 3; x has 3 dimensions"),
+        (lambda x: ringattn.shard(np.ma.array(x), 2, rank=1), "x is a masked array"),
+        (lambda x: ringattn.unshard(np.ma.array(x), 2), "x is a masked array"),
         (lambda x: ringattn.shard(x, 2, rank=2), "rank is 2; group has ranks 0 to 1"),
         (lambda x: ringattn.shard([1, 2], 2), "x is a list"),
         (lambda x: ringattn.shard(x, "ring"), "group 'ring' is unknown"),

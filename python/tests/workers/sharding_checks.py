@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from common import check, close, rows, shard, whole
+from common import check, close, raises, rows, shard, whole
 
 LAYOUTS = ("contiguous", "zigzag", "striped")
 
@@ -80,3 +80,18 @@ def shards_that_do_not_fit_together_are_refused_on_every_rank():
             raise AssertionError("no rank noticed")
     x = torch.arange(9.0).reshape(1, 9)
     assert torch.equal(ringattn.unshard(shard(x, "contiguous"), group), x)
+
+
+@check
+def what_one_rank_cannot_unshard_is_told_to_the_others():
+    import numpy as np
+    import ringattn
+
+    group, mine = dist.group.WORLD, dist.get_rank() == 1
+    x = np.arange(8.0).reshape(2, 4)
+    mixed = np.zeros((2, 4), dtype=[("a", "f4"), ("b", object)])
+    for wrong, match in ((x.astype(object), "x has dtype object"), (mixed, "object"), (np.ma.array(x), "x is a masked array")):
+        raises(ValueError if mine else RuntimeError, match, ringattn.unshard, wrong if mine else x, group)
+        raises(ValueError, match, ringattn.unshard, wrong, group)
+    words = np.array([["a", "bc"]])
+    assert ringattn.unshard(words, group).tolist() == [["a", "bc"] * dist.get_world_size()]
