@@ -140,7 +140,8 @@ def ring_pass(x: torch.Tensor, num: int = 1, ring_size: Optional[int] = None, gr
     """Passes x to the rank ``num`` places to the right; returns what came from the left, whatever its shape. All ranks have the
     same dtype.
 
-    Differentiable: gradients go the other way round.
+    Differentiable: gradients go the other way round. Every rank must use what it gets (with a weight of 0, if need be), since
+    one without a backward pass sends no gradient.
 
     >>> import torch
     >>> from ringattn import ring_pass
@@ -166,13 +167,61 @@ class RingInfo(NamedTuple):
     is_last: bool
 
 
+class _Chain:
+    """The steps of one ``all_ring_pass``, each a node of autograd. Backward only reaches steps whose tensors a rank has used,
+    and the others wait for its messages of every step: those of later steps are sent before the first that it reaches."""
+
+    def __init__(self, size: int, group: Any):
+        self.size, self.group = size, group
+        self.shapes: list[list[torch.Size]] = []  # of each step's tensors
+        self.reached = 0  # the step that the latest backward pass came to
+
+    def step(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        found: tuple[torch.Tensor, ...] = _Step.apply(self, len(self.shapes), *tensors)  # type: ignore[no-untyped-call]
+        self.shapes.append([x.shape for x in found])
+        return found
+
+    def back(self, step: int, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """The gradients of a step's tensors where the step before it knows them."""
+        return [_pass(x, shape, -1, self.size, self.group) for x, shape in zip(gradients, self.shapes[step - 1])]
+
+    def complete(self, step: int, gradients: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Gradients of a step, with what comes from later ones."""
+        if self.reached <= step:  # another backward pass
+            self.reached = len(self.shapes)
+        if self.reached == len(self.shapes) > step + 1:
+            later = [x.new_zeros(shape) for x, shape in zip(gradients, self.shapes[-1])]
+            for missed in range(len(self.shapes) - 1, step, -1):
+                later = self.back(missed, later)
+            gradients = [x + y for x, y in zip(gradients, later)]
+        self.reached = step
+        return gradients
+
+
+class _Step(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, chain: _Chain, step: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.chain, ctx.step = chain, step
+        if step == 0:
+            return tuple(x.view_as(x) for x in tensors)
+        size, group = chain.size, chain.group
+        return tuple(_pass(x, _arriving_shape(x, 1, size, group), 1, size, group) for x in tensors)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        found = ctx.chain.complete(ctx.step, list(gradients))
+        return None, None, *(ctx.chain.back(ctx.step, found) if ctx.step else found)
+
+
 def all_ring_pass(
     *tensors: torch.Tensor, ring_size: Optional[int] = None, max_iters: Optional[int] = None, group: Any = None
 ) -> Iterator[tuple[RingInfo, tuple[torch.Tensor, ...]]]:
     """Yields every rank's tensors in turn, this rank's own first, then its left neighbour's and so on round the ring. Shapes
     may differ, as those of ``split_by_rank`` do where the ranks do not divide the rows.
 
-    Every rank must go through the whole iteration (or stop after the same ``max_iters``).
+    Every rank must go through the whole iteration (or stop after the same ``max_iters``). Gradients travel back the same way: a
+    rank may skip tensors, but not all of them, since without any it has no backward pass, and the others wait for it.
 
     >>> import torch
     >>> from ringattn import all_ring_pass
@@ -182,10 +231,18 @@ def all_ring_pass(
     size = _ring_size(ring_size, group)
     rounds = size if max_iters is None else min(size, max_iters)
     place = _rank(None, group) % size
+    chain = _Chain(size, group)
     for iteration in range(rounds):
+        tensors = _next(chain, iteration, tensors) if rounds > 1 else tensors
         yield RingInfo((place - iteration) % size, iteration, iteration == 0, iteration == rounds - 1), tensors
-        if iteration + 1 < rounds:
-            tensors = tuple(ring_pass(tensor, 1, size, group) for tensor in tensors)
+
+
+def _next(chain: _Chain, iteration: int, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """The tensors of an iteration. Those that have gradients travel together, so that all ranks send theirs in one order."""
+    have = [x.requires_grad and torch.is_grad_enabled() for x in tensors]
+    moved = iter(chain.step(tuple(x for x, has in zip(tensors, have) if has)) if any(have) else ())
+    others = (x if iteration == 0 else ring_pass(x, 1, chain.size, chain.group) for x, has in zip(tensors, have) if not has)
+    return tuple(next(moved) if has else next(others) for has in have)
 
 
 def _runs(rows: int, ring_size: int) -> list[int]:

@@ -1,6 +1,8 @@
 """Checks of attention, modules and helpers on a group of processes. Those of the files beside this one run with them, in one
 start of torchrun."""
 
+import itertools
+
 import cache_checks  # noqa: F401
 import gradient_checks  # noqa: F401
 import module_checks  # noqa: F401
@@ -620,12 +622,15 @@ def ring_attention_from_the_helpers_equals_the_library_for_any_length():
     import ringattn
 
     rank, ranks = dist.get_rank(), dist.get_world_size()
-    for n in (24, 23, ranks - 1):  # shards of equal length, of unequal ones, and one without rows
+    # Shards of equal length, of unequal ones, and one without rows; later ranks' keys are masked, or skipped.
+    for n, skips in itertools.product((24, 23, ranks - 1), (False, True)):
         q, k, v, dout = (x.requires_grad_() for x in whole(seq_q=n, seq_k=n, heads=3))
         starts = [ringattn.positions(n, ranks, rank=other)[:1].tolist() for other in range(ranks)]
         local = [ringattn.split_by_rank(x).transpose(1, 2) for x in (q, k, v)]
         parts = ringattn.StableRingAccumulator(local[0].shape, dtype=torch.float64)
         for info, (kk, vv) in ringattn.all_ring_pass(local[1], local[2]):
+            if skips and info.ring_rank > rank:
+                continue
             begin_q, begin_k = (starts[i][0] if starts[i] else n for i in (rank, info.ring_rank))
             mask = ringattn.create_causal_mask(local[0].size(2), kk.size(2), q_start=begin_q, k_start=begin_k)
             parts.update(*ringattn.compute_attention_with_lse(local[0], kk, vv, mask=mask))
@@ -637,6 +642,27 @@ def ring_attention_from_the_helpers_equals_the_library_for_any_length():
         close(out, ringattn.split_by_rank(expected))
         for found, whole_gradient in zip((q, k, v), alone):
             close(ringattn.split_by_rank(found.grad), ringattn.split_by_rank(whole_gradient.grad))
+
+
+@check
+def gradients_of_tensors_that_go_round_come_home_from_whoever_used_them():
+    import ringattn
+
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    use = torch.tensor([[1 + i * ranks + j if (i + 2 * j) % 3 else 0 for j in range(ranks)] for i in range(ranks)])
+    use[range(ranks), [(i - 1) % ranks for i in range(ranks)]] = 1  # the left neighbour's are used by all
+    x, constant = torch.ones(2, requires_grad=True), torch.full((1,), float(rank))
+    y, loss = torch.ones(2, rank + 1, requires_grad=True), 0.0
+    for info, (a, b, c) in ringattn.all_ring_pass(x, constant, y):
+        assert b.item() == info.ring_rank and not b.requires_grad and c.shape == (2, info.ring_rank + 1)
+        weight = int(use[rank, info.ring_rank])
+        if weight:
+            loss = loss + weight * a.sum() + (3 * weight * c.sum() if info.ring_rank % 2 else 0)
+    for turn in (1, 2):  # twice over the same graph
+        loss.backward(retain_graph=True)
+        assert bool((x.grad == turn * use[:, rank].sum()).all()), (x.grad, use)
+        if rank % 2:
+            assert bool((y.grad == 3 * turn * use[:, rank].sum()).all())
 
 
 if __name__ == "__main__":
