@@ -211,7 +211,10 @@ def _view(name: str, array: np.ndarray, size: int) -> Tensor:
         )
     if (batch | row | head) % size:
         raise ValueError(f"{name} has strides {array.strides}, which are no multiples of its {size}-byte elements")
-    return _address(array), batch // size, row // size, head // size
+    address = _address(array)
+    if address % size:
+        raise ValueError(f"{name} is not aligned to its elements of {size} bytes: {name}.copy() is")
+    return address, batch // size, row // size, head // size
 
 
 def _address(array: np.ndarray) -> int:

@@ -242,13 +242,13 @@ def checked(given: Settings) -> Settings:
     return Settings(
         lengths,
         rates,
-        bool(given.is_causal),
+        flag("is_causal", given.is_causal),
         limits(given.window),
         None if given.scale is None else _number("scale", given.scale),
         _number("dropout_p", given.dropout_p),
         _one_of("combine", given.combine, _lib.COMBINE),
         _one_of("offset", given.offset, _lib.OFFSET),
-        bool(given.dilate_queries),
+        flag("dilate_queries", given.dilate_queries),
         _one_of("layout", given.layout, _lib.LAYOUT),
         _one_of("query_placement", given.query_placement, _lib.PLACEMENT),
         _one_of("schedule", given.schedule, _lib.SCHEDULE),
@@ -257,9 +257,20 @@ def checked(given: Settings) -> Settings:
         _positive("timeout", given.timeout),
         _positive("call_timeout", given.call_timeout),
         _name("kernel", given.kernel),
-        bool(given.enable_memory_pool),
-        bool(given.use_pattern_cache),
+        flag("enable_memory_pool", given.enable_memory_pool),
+        flag("use_pattern_cache", given.use_pattern_cache),
     )
+
+
+def flag(name: str, value: Any) -> bool:
+    if isinstance(value, (bool, int)) or value is None:
+        return bool(value)
+    try:
+        if hasattr(value, "__bool__"):  # strings and lists have none: they are true unless empty
+            return bool(value)
+    except (ValueError, RuntimeError):  # several values
+        pass
+    raise ValueError(f"{name} is {value!r}; it must be True or False")
 
 
 def _number(name: str, value: Any) -> float:

@@ -73,7 +73,7 @@ def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tup
     batch, rows, heads, dim, keys, kv_heads = checked_shapes(
         query.shape, key.shape, value.shape, (query.dtype, key.dtype, value.dtype)
     )
-    views = []
+    views, size = [], query.element_size()
     for tensor in (query, key, value):
         *strides, last = tensor.stride()
         if last != 1 and dim > 1 and tensor.numel():
@@ -83,7 +83,11 @@ def _checked(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> tup
             raise ValueError(
                 f"the last dimension of {name} has a stride of {last}; it must be contiguous: {name}.contiguous() makes it so"
             )
-        views.append((tensor.data_ptr(), *strides))
+        address = tensor.data_ptr()
+        if address % size:
+            name = "query" if tensor is query else "key" if tensor is key else "value"
+            raise ValueError(f"{name} is not aligned to its elements of {size} bytes: {name}.clone() is")
+        views.append((address, *strides))
     return Shape(code, kind, batch, rows, keys, heads, kv_heads, dim), tuple(views)  # type: ignore[return-value]
 
 

@@ -16,6 +16,20 @@ def refused(match, q=X, k=X, v=X, error=ValueError, **options):
         ringattn.attention(q, k, v, **options)
 
 
+def test_flags_may_be_of_any_kind_that_is_true_or_false():
+    causal, dense = (ringattn.attention(X + 1, X, X, is_causal=flag, return_lse=True)[1] for flag in (True, False))
+    for flag in (1, np.True_, np.array([True])):
+        assert np.array_equal(ringattn.attention(X + 1, X, X, is_causal=flag, return_lse=True)[1], causal)
+    for flag in (0, None, np.False_):
+        assert np.array_equal(ringattn.attention(X + 1, X, X, is_causal=flag, return_lse=True)[1], dense)
+
+
+def test_an_array_that_is_not_aligned_is_called_by_its_name():
+    crooked = np.frombuffer(bytes(X.nbytes + 1), np.uint8)[1:].view(np.float32).reshape(X.shape)
+    refused("query is not aligned to its elements of 4 bytes", q=crooked)
+    refused("value is not aligned to its elements of 4 bytes", v=crooked)
+
+
 @pytest.mark.parametrize(
     "options, match",
     [
@@ -43,6 +57,9 @@ def refused(match, q=X, k=X, v=X, error=ValueError, **options):
         ({"key_range": "all"}, "key_range"),
         ({"key_range": 5}, "key_range is 5; it must be a pair"),
         ({"key_range": np.ones((1, 2), bool)}, "key_range is array.*it must be a pair"),  # a mask of two keys
+        ({"is_causal": "False"}, "is_causal is 'False'; it must be True or False"),
+        ({"is_causal": np.array([True, False])}, "is_causal is array.*it must be True or False"),
+        ({"dilate_queries": [False]}, "dilate_queries is .*it must be True or False"),
         ({"scale": float("nan")}, "scale"),
         ({"scale": "large"}, "scale"),
         ({"dropout_p": 1.0}, "dropout"),

@@ -435,3 +435,10 @@ def test_large_results_ask_for_large_pages():
     out = ringattn.attention(q, k, v, segment_lengths=[64], dilation_rates=[1])
     for result in (out, *torch.autograd.grad(out, (q, k, v), torch.ones_like(out))):
         assert "hg" in flags_of(result.data_ptr() + result.nbytes // 2)
+
+
+def test_a_tensor_that_is_not_aligned_is_called_by_its_name():
+    x = torch.zeros(1, 8, 4, 8)
+    crooked = torch.frombuffer(bytearray(x.nbytes + 1), dtype=torch.float32, offset=1, count=x.numel()).view(x.shape)
+    with pytest.raises(ValueError, match="key is not aligned to its elements of 4 bytes"):
+        ringattn.attention(x, crooked, x)
