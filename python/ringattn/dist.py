@@ -228,10 +228,10 @@ def resolve(group: Any) -> Any:
         return _by_key(group)
     if isinstance(group, bool) or (hasattr(group, "__index__") and not hasattr(group, "rank")):
         return _threads_of(group)
-    module = type(group).__module__
-    if module.split(".")[0] == "mpi4py":
+    _refuse_no_group(group)
+    if _is_mpi(group):
         return _mpi(group)
-    if hasattr(group, "get_group") and hasattr(group, "mesh"):  # a DeviceMesh of one dimension
+    if _is_mesh(group):
         group = group.get_group()
     if hasattr(group, "group_name") and callable(getattr(group, "rank", None)):
         return _torch(group)
@@ -239,6 +239,26 @@ def resolve(group: Any) -> Any:
         f"group is a {type(group).__name__}; it must be None, a number of in-process ranks, a torch.distributed process "
         f"group, an mpi4py communicator or a ringattn.custom_group"
     )
+
+
+def _is_mpi(group: Any) -> bool:
+    return type(group).__module__.split(".")[0] == "mpi4py"
+
+
+def _is_mesh(group: Any) -> bool:
+    return hasattr(group, "get_group") and hasattr(group, "mesh")
+
+
+def _refuse_no_group(group: Any) -> None:
+    if _is_mpi(group) and not group:
+        raise ValueError(
+            "group is MPI.COMM_NULL: this process is no member of the communicator and must not call, or has freed it"
+        )
+    if _is_mesh(group) and group.ndim != 1:
+        raise ValueError(
+            f"group is a DeviceMesh of {group.ndim} dimensions; give the one along which the sequence is divided: "
+            f"mesh['its name'], or mesh.get_group(its number)"
+        )
 
 
 def refusal(group: Any, error: Exception) -> Exception:
@@ -259,6 +279,7 @@ def telling(where: Any) -> Iterator[None]:
 
 def size_of(group: Any) -> int:
     """The number of ranks. Unlike ``resolve`` never collective: a module may be printed by one rank alone."""
+    _refuse_no_group(group)
     for name in ("size", "Get_size"):  # of a process group or mesh, and of an MPI communicator
         if callable(getattr(group, name, None)):
             return int(getattr(group, name)())
@@ -269,6 +290,7 @@ def size_of(group: Any) -> int:
 def place_of(group: Any) -> Optional[tuple[int, int]]:
     """(rank, ranks) of this process in a group of processes, None where whole tensors go in and out: alone, or with in-process
     ranks. Like ``size_of`` never collective."""
+    _refuse_no_group(group)
     for name in ("rank", "get_local_rank", "Get_rank"):  # of a process group, of a mesh and of an MPI communicator
         if callable(getattr(group, name, None)):
             return None if size_of(group) == 1 else (int(getattr(group, name)()), size_of(group))
@@ -323,17 +345,20 @@ def _torch(group: Any) -> Any:
     if group.size() == 1:
         return _ALONE
     with _lock:
-        if found is not None:  # another group had this name, before torch.distributed was started anew
-            del _processes[key]
-            found[1].leave()
-            found[1].mailbox.end(time.monotonic() + 1.0)
+        # Another group may have had this name, before torch.distributed was started anew.
+        _leave([name for name, (_, made) in _processes.items() if name == key or _is_destroyed(name, made)])
         made = Processes(key, GlooMailbox(group))
         _processes[key] = (weakref.ref(group), made)
         return made
 
 
+def _is_destroyed(key: str, made: Processes) -> bool:
+    from torch.distributed import distributed_c10d
+
+    return key.startswith("dist:") and made.mailbox.callers not in distributed_c10d._world.pg_map
+
+
 def _mpi(comm: Any) -> Any:
-    _refuse_no_communicator(comm)
     if comm.Get_size() == 1:
         return _ALONE
     with _lock:
@@ -343,13 +368,6 @@ def _mpi(comm: Any) -> Any:
             found = _processes[key] = (None, Processes(key, MpiMailbox(comm)))
             comm.Set_attr(_mpi_attribute(), key)
         return found[1]
-
-
-def _refuse_no_communicator(comm: Any) -> None:
-    if not comm:
-        raise ValueError(
-            "group is MPI.COMM_NULL: this process is no member of the communicator and must not call, or has freed it"
-        )
 
 
 @functools.lru_cache(None)
@@ -384,13 +402,16 @@ def adopt(link: Any) -> Any:
 def close() -> None:
     """Leaves every group of processes that this process is a member of; takes a second or two at most. Done at exit."""
     with _lock:
-        groups = [group for _, group in _processes.values()]
-        _processes.clear()
-        for group in groups:
-            group.leave()
-        deadline = time.monotonic() + 1.0
-        for group in groups:
-            group.mailbox.end(deadline)
+        _leave(list(_processes))
+
+
+def _leave(keys: list[str]) -> None:
+    groups = [_processes.pop(key)[1] for key in keys]
+    for group in groups:
+        group.leave()
+    deadline = time.monotonic() + 1.0
+    for group in groups:
+        group.mailbox.end(deadline)
 
 
 atexit.register(close)

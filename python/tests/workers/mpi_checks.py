@@ -64,6 +64,12 @@ for group, match in ((where, "the group is closed"), (other, "MPI.COMM_NULL"), (
         assert match in str(error), error
     else:
         raise AssertionError("a group that is gone serves a call")
+try:
+    ringattn.shard(part, MPI.COMM_NULL)
+except ValueError as error:
+    assert "MPI.COMM_NULL" in str(error), error
+else:
+    raise AssertionError("a group that is gone has shards")
 
 if "torch" in sys.argv:
     import torch

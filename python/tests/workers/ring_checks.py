@@ -364,6 +364,43 @@ def tensors_of_the_host_are_added_where_the_group_knows_gpus_alone():
 
 
 @check
+def a_mesh_of_several_dimensions_is_refused_and_one_of_them_taken():
+    import ringattn
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(), 1), mesh_dim_names=("rows", "batch"))
+    x = torch.randn(1, 4, 2, 8)
+    for call in (
+        lambda: ringattn.attention(x, x, x, group=mesh),
+        lambda: ringattn.shard(x, mesh),
+        lambda: ringattn.RingDilatedAttention(group=mesh).ring_size,
+    ):
+        raises(ValueError, "group is a DeviceMesh of 2 dimensions; give the one along", call)
+    compare(mesh.get_group("rows"), is_causal=True)
+    assert ringattn.RingDilatedAttention(group=mesh["rows"]).ring_size == dist.get_world_size()
+
+
+@check
+def nothing_is_left_of_groups_that_were_destroyed():
+    import threading
+
+    import ringattn
+
+    x, ranks, destroyed = torch.randn(1, 4, 2, 8), list(range(dist.get_world_size())), []
+    for _ in range(3):
+        group = dist.new_group(ranks)
+        ringattn.attention(x, x, x, group=group)
+        destroyed.append(ringattn.dist.resolve(group))
+        dist.destroy_process_group(group)
+    compare(dist.new_group(ranks), is_causal=True)
+    assert not {where.key for where in destroyed} & set(ringattn.dist._processes)
+    threads = {thread for where in destroyed for thread in where.mailbox.readers.values()}
+    assert threads and not threads & set(threading.enumerate())
+    raises(RuntimeError, "the group is closed", ringattn.attention, x, x, x, group=destroyed[0])
+    compare(is_causal=True)
+
+
+@check
 def messages_are_on_the_cpu_whatever_the_default_device():
     import ringattn
 
