@@ -10,10 +10,11 @@ import torch
 from . import dist as _dist
 from ._arguments import key_ranges
 from ._attention import attention
+from ._copying import OnGroup
 from .sharding import positions
 
 
-class KVCache:
+class KVCache(OnGroup):
     """Keys and values of a sequence that grows, for attention of its newest rows. No gradients flow through it.
 
     Args:
@@ -33,6 +34,8 @@ class KVCache:
     >>> torch.allclose(out, ringattn.attention(q, k, v, is_causal=True)[:, -1:], atol=1e-6)
     True
     """
+
+    remedy = "save its key and value"
 
     def __init__(self, group: Any = None, layout: str = "striped", capacity: Optional[int] = None):
         self.group, self.layout = group, layout
@@ -85,6 +88,8 @@ class KVCache:
     def append(self, key: torch.Tensor, value: torch.Tensor, sharded: bool = False) -> None:
         """Appends rows, ``[B, N, Hk, D]``. Every rank passes the same new rows and keeps its own. With ``sharded`` each passes
         its own rows alone, as ``shard`` gives them for a striped cache (a long prompt, say); every rank must then call it."""
+        if not isinstance(key, torch.Tensor) or not isinstance(value, torch.Tensor):
+            raise ValueError(f"key and value are {type(key).__name__} and {type(value).__name__}; they must be torch tensors")
         if key.shape != value.shape or key.dim() != 4:
             raise ValueError(
                 f"key has shape {tuple(key.shape)} and value {tuple(value.shape)}; both must be [batch, rows, heads, head dim]"
@@ -133,7 +138,8 @@ class KVCache:
                 f"key and value are {new.dtype} {tuple(new.shape)} on {new.device}; the cache holds {old.dtype} of batch, "
                 f"heads and head dim {(old.size(0), old.size(2), old.size(3))} on {old.device}"
             )
-        if old is not None and old.size(1) >= rows:
+        writable = old is not None and (torch.is_inference_mode_enabled() or not old.is_inference())
+        if old is not None and old.size(1) >= rows and writable:
             return old
         if self.capacity is None:
             room = max(rows, 2 * (0 if old is None else old.size(1)), 64)  # doubled, so that rows are seldom copied
@@ -143,6 +149,15 @@ class KVCache:
         if old is not None:
             grown[:, : old.size(1)] = old
         return grown
+
+    def _filled(self, key_range: Any, batch: int) -> list[tuple[int, int]]:
+        """What of a key range is filled."""
+        with _dist.telling(_dist.resolve(self.group)):
+            pairs = key_ranges(key_range, batch) or ((0,) * batch, (self._rows,) * batch)
+            for begin, end in zip(*pairs):
+                if not 0 <= begin <= end <= (self.capacity or 0):
+                    raise ValueError(f"key_range is ({begin}, {end}); it must lie within the {self.capacity} keys of the cache")
+        return [(min(begin, self._rows), min(end, self._rows)) for begin, end in zip(*pairs)]
 
     def attention(self, query: torch.Tensor, is_causal: bool = False, key_range: Any = None, **options: Any) -> Any:
         """``ringattn.attention`` of the newest rows, whole on every rank, with all keys and values; it takes ``options``."""
@@ -156,8 +171,7 @@ class KVCache:
                     f"full; use layout='striped'" + ("" if position else ", or one row at a time")
                 )
             is_causal = False  # of one row, the newest, nothing comes later
-            pairs = key_ranges(key_range, query.size(0)) or ((0,) * query.size(0), (self._rows,) * query.size(0))
-            key_range = [(begin, min(end, self._rows)) for begin, end in zip(*pairs)]
+            key_range = self._filled(key_range, query.size(0))
         return attention(
             query,
             key,

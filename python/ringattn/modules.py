@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import operator
 from typing import Any, Optional, Sequence
 
@@ -13,9 +12,10 @@ from torch import nn
 from . import _config
 from . import dist as _dist
 from ._alike import require_alike, warn_if_alike
+from ._copying import OnGroup
 from ._foreign import refuse
 from .sharding import shard, unshard
-from .torch import DTYPES, attention, key_of
+from .torch import DTYPES, attention, key_of, not_tensors
 
 _INPUTS = ("shard", "full")
 
@@ -58,7 +58,7 @@ def _outside_graphs() -> Any:
     return torch.compiler.disable(RingDilatedAttention._attend_whole)
 
 
-class RingDilatedAttention(nn.Module):
+class RingDilatedAttention(OnGroup, nn.Module):
     """Dilated attention on a ring, as a module: ``forward(query, key, value, is_causal=False)`` on ``[B, N, H, D]``.
 
     Args:
@@ -90,6 +90,7 @@ class RingDilatedAttention(nn.Module):
     torch.Size([1, 32, 4, 8])
     """
 
+    remedy = "save its state_dict(), or set its group to None before"
     # What a preset says where the caller says nothing.
     preset_query_placement = "sharded"
     preset_schedule = "auto"
@@ -135,8 +136,10 @@ class RingDilatedAttention(nn.Module):
         if dtype is not None and dtype not in DTYPES.values():
             raise ValueError(f"dtype is {dtype}; float32, bfloat16, float16 and float64 are supported")
         self.dtype = dtype
-        self.enable_memory_pool, self.use_pattern_cache = bool(enable_memory_pool), bool(use_pattern_cache)
-        self.use_flash_attention, self.bucket_size = bool(use_flash_attention), bucket_size
+        self.enable_memory_pool = _config.flag("enable_memory_pool", enable_memory_pool)
+        self.use_pattern_cache = _config.flag("use_pattern_cache", use_pattern_cache)
+        self.use_flash_attention = _config.flag("use_flash_attention", use_flash_attention)
+        self.bucket_size = bucket_size
         self.group = self._group_for(group, ring_size)
         self._all_processes = self.takes_all_processes and group is None and ring_size is None
         self.inputs = self.preset_inputs if inputs is None else inputs
@@ -194,12 +197,6 @@ class RingDilatedAttention(nn.Module):
         """The number of ranks."""
         return _dist.size_of(self.group)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> RingDilatedAttention:
-        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
-        memo[id(self._group)] = self._group  # the copy is on the same ranks
-        copied.__dict__.update(copy.deepcopy(self.__dict__, memo))
-        return copied
-
     def forward(
         self,
         query: torch.Tensor,
@@ -214,6 +211,9 @@ class RingDilatedAttention(nn.Module):
     ) -> Any:
         """``[B, N, H, D]`` in and out; this rank's rows where the group is one of processes."""
         refuse("forward", unsupported, self._runs_on())
+        wrong = not_tensors(query, key, value)
+        if wrong:
+            raise _dist.refusal(self._runs_on(), ValueError(wrong))
         if self.device is not None and (
             query.device.type != self.device.type or self.device.index not in (None, query.device.index)
         ):

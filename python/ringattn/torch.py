@@ -13,7 +13,7 @@ from ._config import Options, Settings, checked, make_options
 from ._operators import DTYPES, ONE_DEVICE, backward_op, forward_op, number_of, run_backward, run_forward, signed, state_of
 from ._transforms import Backward, Forward, refuse_forward_mode
 
-__all__ = ["DTYPES", "attention", "backward_op", "forward_op", "key_of"]
+__all__ = ["DTYPES", "attention", "backward_op", "forward_op", "key_of", "not_tensors"]
 
 _DROPOUT = Settings._fields.index("dropout_p")
 
@@ -191,13 +191,19 @@ def _operands(query: Any, key: Any, value: Any, given: tuple[Any, ...], key_rang
     return query, key, value, seed, _range_tensor(key_range, query.size(0)), settings
 
 
+def not_tensors(query: Any, key: Any, value: Any) -> str:
+    """What to say where the three are not all torch tensors."""
+    if isinstance(query, torch.Tensor) and isinstance(key, torch.Tensor) and isinstance(value, torch.Tensor):
+        return ""
+    kinds = f"{type(query).__name__}, {type(key).__name__} and {type(value).__name__}"
+    return f"query, key and value are {kinds}; they must all be torch tensors"
+
+
 def _ready(query: Any, key: Any, value: Any) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The three in autocast's type where it is on; raises where they are no tensors, or on a device that is not supported."""
-    if not isinstance(query, torch.Tensor) or not isinstance(key, torch.Tensor) or not isinstance(value, torch.Tensor):
-        raise ValueError(
-            f"query, key and value are {type(query).__name__}, {type(key).__name__} and {type(value).__name__}; they must all "
-            f"be torch tensors"
-        )
+    wrong = not_tensors(query, key, value)
+    if wrong:
+        raise ValueError(wrong)
     if query.is_nested or key.is_nested or value.is_nested:
         raise ValueError("query, key and value must not be nested tensors: pad them, and give key_range")
     kind = query.device.type
@@ -211,7 +217,7 @@ def _ready(query: Any, key: Any, value: Any) -> tuple[torch.Tensor, torch.Tensor
     if not torch.is_autocast_enabled(kind):
         return query, key, value
     dtype = torch.get_autocast_dtype(kind)
-    return tuple(x.to(dtype) if _is_cast(x) else x for x in (query, key, value))  # type: ignore[return-value]
+    return tuple(x.to(dtype) if _is_cast(x) else x for x in (query, key, value))
 
 
 def _is_cast(x: torch.Tensor) -> bool:

@@ -52,3 +52,17 @@ def test_what_does_not_fit_is_refused():
         ringattn.KVCache(capacity=0)
     with pytest.raises(ValueError, match="layout"):
         ringattn.KVCache(layout="diagonal")
+    with pytest.raises(ValueError, match="key and value are ndarray and Tensor; they must be torch tensors"):
+        cache.append(k.numpy(), v)
+
+
+def test_a_cache_that_was_filled_in_inference_mode_grows_outside():
+    q, k, v = tensors(70)
+    for capacity in (None, 70):
+        cache = ringattn.KVCache(capacity=capacity)
+        with torch.inference_mode():
+            cache.append(k[:, :6], v[:, :6])
+        cache.append(k[:, 6:10], v[:, 6:10])
+        with torch.inference_mode():
+            cache.append(k[:, 10:], v[:, 10:])
+        assert torch.equal(cache.attention(q), ringattn.attention(q, k, v))

@@ -307,3 +307,9 @@ def test_check_leaves_a_module_as_it_was():
     assert ringattn.check(module, tuple(inputs()), group=2)
     assert [dict(part.__dict__) for part in module.modules()] == before
     assert module.training and not dropout.training and preset._all_processes  # of torch.distributed, once it is started
+
+
+def test_switches_are_true_or_false():
+    for name in ("enable_memory_pool", "use_pattern_cache", "use_flash_attention"):
+        with pytest.raises(ValueError, match=f"{name} is 'False'; it must be True or False"):
+            ringattn.RingDilatedAttention(**{name: "False"})

@@ -56,6 +56,10 @@ def other_layouts_have_a_capacity_and_a_key_range():
         padded = cache.attention(q[:, -1:], key_range=[(3, 30), (0, 5)])
         close(padded, ringattn.attention(q[:, -1:], k, v, key_range=[(3, 21), (0, 5)]))
         close(cache.attention(q), ringattn.attention(q, k, v))  # several rows, which need no positions
+        close(cache.attention(q[:, -1:], key_range=(25, 30)), torch.zeros_like(q[:, -1:]))  # none of them is filled
+        for wrong in ((25, 31), (5, 3), (-1, 4)):
+            match = rf"key_range is {wrong}; it must lie within the 30 keys"
+            raises(ValueError, match, cache.attention, q[:, -1:], key_range=wrong)
         raises(ValueError, "is_causal with 21 rows", cache.attention, q, is_causal=True)
         raises(ValueError, "window needs the positions", cache.attention, q[:, -1:], window=(4, 0))
         raises(ValueError, "holds 21 rows; 10 more exceed its capacity of 30", cache.append, k[:, :10], v[:, :10])
@@ -69,3 +73,25 @@ def shards_of_a_prompt_that_are_not_a_ranks_share_are_refused():
     cache = ringattn.KVCache(dist.group.WORLD)
     extra = 2 * (dist.get_rank() == 1)
     raises(ValueError, "0 rows in the cache its share is", cache.append, k[:, : 4 + extra], v[:, : 4 + extra], sharded=True)
+
+
+@check
+def a_cache_is_copied_with_its_group_and_not_pickled_with_it():
+    import copy
+    import pickle
+
+    import ringattn
+
+    group = dist.group.WORLD
+    q, k, v, _ = whole(seq_k=21)
+    cache = ringattn.KVCache(group)
+    cache.append(k[:, :9], v[:, :9])
+    twin = copy.deepcopy(cache)
+    assert twin.group is group and twin.key.data_ptr() != cache.key.data_ptr()
+    twin.append(k[:, 9:], v[:, 9:])
+    assert len(cache) == 9 and copy.copy(cache).key.data_ptr() == cache.key.data_ptr()
+    close(twin.attention(q), ringattn.attention(q, k, v))
+    raises(TypeError, "a KVCache on a ProcessGroup cannot be pickled: save its key and value", pickle.dumps, cache)
+    alone = pickle.loads(pickle.dumps(ringattn.KVCache()))
+    alone.append(k, v)
+    close(alone.attention(q), ringattn.attention(q, k, v))

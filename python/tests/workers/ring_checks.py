@@ -401,6 +401,32 @@ def nothing_is_left_of_groups_that_were_destroyed():
 
 
 @check
+def a_module_on_a_group_is_not_pickled_with_it():
+    import copy
+    import pickle
+
+    import ringattn
+
+    for module in (build(group=dist.group.WORLD), ringattn.RingDilatedAttention(group=dist.group.WORLD)):
+        match = "a RingDilatedAttention on a ProcessGroup cannot be pickled: save its state_dict(), or set its group to None"
+        raises(TypeError, match, pickle.dumps, torch.nn.Sequential(module))
+        assert copy.copy(module).group is dist.group.WORLD
+        module.group = None
+        assert pickle.loads(pickle.dumps(module)).group is None
+
+
+@check
+def arrays_in_place_of_tensors_are_refused_and_the_others_told():
+    import ringattn
+
+    mine, x = dist.get_rank() == 1, torch.randn(1, 4, 2, 8)
+    modules = [ringattn.RingDilatedAttention(group=dist.group.WORLD), ringattn.RingDilatedAttentionHybrid()]
+    modules.append(ringattn.RingDilatedAttention(group=dist.group.WORLD, dtype=torch.float64))
+    for module in modules:
+        raises(ValueError if mine else RuntimeError, "they must all be torch tensors", module, x.numpy() if mine else x, x, x)
+
+
+@check
 def messages_are_on_the_cpu_whatever_the_default_device():
     import ringattn
 
