@@ -132,6 +132,7 @@ class UnderALauncher(kit.Case):
             self.assertEqual(value["fwd"]["bytes_sent_total"], 2 * value["fwd"]["bytes_sent"])
             self.assertEqual(value["peak_bytes"], value["planned_bytes"])
             plan = launch(mpi, 2, "plan", "--seq", 100, "--json")
+            self.assertEqual(plan.returncode, 0, plan.stderr)
             self.assertEqual(json.loads(plan.stdout)["command"], "plan")
 
     def test_every_command_of_the_page_on_distributed_runs_starts(self):
