@@ -95,12 +95,6 @@ static ra_status check_available(const settings *s) {
     return RA_OK;
 }
 
-static ra_status check_fit(const settings *s) {
-    if (!s->given[OPT_MEMORY_LIMIT]) return ra_fail(RA_INVALID, "plan --fit needs --memory-limit BYTES");
-    if (s->given[OPT_SEQ]) return ra_fail(RA_INVALID, "--seq contradicts --fit, which finds the longest sequence");
-    return RA_OK;
-}
-
 /* --transport self is one rank. */
 static ra_status check_self(const settings *s) {
     if (s->ring_size > 1)
@@ -134,7 +128,7 @@ ra_status settings_check(settings *s) {
         return ra_fail(RA_INVALID, "--rank needs --query-placement sharded");
     if (s->transport == TRANSPORT_SELF) RA_TRY(check_self(s));
     if (s->transport == TRANSPORT_SELF && !s->given[OPT_RING_SIZES]) s->ring_sizes = (int_list){{1}, 1};
-    if (s->fit) RA_TRY(check_fit(s));
+    if (s->fit && !s->given[OPT_MEMORY_LIMIT]) return ra_fail(RA_INVALID, "plan --fit needs --memory-limit BYTES");
     if (s->batch == 0 && (s->command == CMD_WHY || s->command == CMD_DRAW))
         return ra_fail(RA_INVALID, "--batch is 0; %s needs a batch entry to look at", commands[s->command].name);
     if (s->command == CMD_MEMORY && s->given[OPT_RING_SIZE]) {

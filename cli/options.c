@@ -59,7 +59,7 @@ const option options[OPTION_COUNT] = {
     [OPT_MACHINE] = {"machine", KIND_TEXT, AT(machine), ONLY(PLAN), "NAME|FILE", 0, 0, "laptop",
                      "machine for the predicted time: laptop, h200 (ranks share one), h200x8, h200x64, or a JSON file"},
     [OPT_FIT] = {"fit", KIND_FLAG, AT(fit), ONLY(PLAN), "", 0, 0, "",
-                 "finds the longest sequence within --memory-limit on --ring-size ranks"},
+                 "finds the longest sequence within --memory-limit on --ring-size ranks, whatever --seq is"},
     [OPT_QUERY] = {"query", KIND_INTEGER, AT(query), ONLY(WHY), "X", 0, LARGE, "", "index of the query"},
     [OPT_KEY] = {"key", KIND_INTEGER, AT(key), ONLY(WHY), "Y", 0, LARGE, "", "index of the key"},
     [OPT_HEAD] = {"head", KIND_INTEGER, AT(head), ONLY(WHY) | ONLY(DRAW), "H", 0, 1 << 30,

@@ -111,7 +111,6 @@ class Refusals(kit.Case):
         self.refused(USAGE, "plan", "--fit", says="--memory-limit")
         self.refused(USAGE, "memory", "--ring-size", "2", "--ring-sizes", "1,2", says="--ring-sizes")
         self.refused(USAGE, "memory", "--transport", "self", "--ring-sizes", "1,2", says=["--transport self", "--ring-sizes"])
-        self.refused(USAGE, "plan", "--fit", "--memory-limit", "1G", "--seq", 77, says=["--seq", "--fit"])
         for command in (["why", "--query", 1, "--key", 1], ["draw", "--seq", 9]):
             self.refused(USAGE, *command, "--batch", 0, says="--batch is 0")
 
