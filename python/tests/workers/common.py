@@ -66,6 +66,34 @@ def raises(kind, match, function, *arguments, **options):
     raise AssertionError(f"no {kind.__name__}")
 
 
+def compare(group=None, layout="contiguous", placement="sharded", function=None, bound=1e-12, **options):
+    """Results and gradients of this rank's rows on the ring are those of one rank."""
+    import ringattn
+
+    group = dist.group.WORLD if group is None else group
+    rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+    q, k, v, dout = whole()
+    alone = [x.clone().requires_grad_() for x in (q, k, v)]
+    out, lse = ringattn.attention(*alone, return_lse=True, **{**options, "schedule": "auto"})
+    weight = torch.where(torch.isinf(lse.detach()), 0.0, 1.0) * torch.arange(lse.size(2))
+    finite = torch.where(torch.isinf(lse), torch.zeros_like(lse), lse)
+    ((out * dout).sum() + (finite * weight).sum()).backward()
+
+    mine = [x if placement == "replicated" and i == 0 else shard(x, layout, rank, ranks) for i, x in enumerate((q, k, v))]
+    mine = [x.clone().requires_grad_() for x in mine]
+    attend = function or ringattn.attention
+    ring_out, ring_lse = attend(*mine, return_lse=True, group=group, layout=layout, query_placement=placement, **options)
+    part = list(range(q.size(1))) if placement == "replicated" else rows(layout, q.size(1), rank, ranks)
+    ring_finite = torch.where(torch.isinf(ring_lse), torch.zeros_like(ring_lse), ring_lse)
+    ((ring_out * dout[:, part]).sum() + (ring_finite * weight[:, :, part]).sum()).backward()
+    close(ring_out, out[:, part], bound)
+    assert torch.equal(torch.isinf(ring_lse), torch.isinf(lse[:, :, part]))
+    close(ring_finite, finite[:, :, part], bound)
+    close(mine[0].grad, alone[0].grad[:, part], bound)
+    for index in (1, 2):
+        close(mine[index].grad, shard(alone[index].grad, layout, rank, ranks), bound)
+
+
 def main(backend="gloo"):
     import ringattn
 
