@@ -63,7 +63,7 @@ static void make_room(ra_entry *entry) {
     entry->transfers = ra_arena_take(&entry->arena, messages, sizeof(ra_transfer));
     if (!entry->plan.kernel->device->copies || view->ranks == 1) return;
     entry->parcels = ra_arena_take(&entry->arena, messages, sizeof(ra_parcel));
-    entry->late = ra_arena_take(&entry->arena, messages, sizeof(struct ra_late));
+    entry->before = ra_arena_take(&entry->arena, messages, sizeof(ra_parcel));
     entry->receipts = ra_arena_take(&entry->arena, messages, sizeof(ra_transfer));
     entry->exchange = ra_arena_take(&entry->arena, messages, sizeof(ra_net_message));
 }

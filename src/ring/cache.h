@@ -22,10 +22,9 @@ typedef struct ra_entry {
     ra_transfer *transfers; /* posted in a step */
     int64_t transfers_most;
     int64_t frames_most[2]; /* bytes of the frames of the rank that has most of them, forward and backward */
-    struct ra_parcel *parcels; /* the same, where there is a lane (lane.h), */
-    ra_transfer *receipts;     /* their receipts, */
-    struct ra_late *late;      /* those of the step before that are late, */
-    struct ra_net_message *exchange; /* and what one exchange of them is made of (lane_nccl.c) */
+    struct ra_parcel *parcels, *before; /* the same, where there is a lane (lane.h), and those of the step before, */
+    ra_transfer *receipts;              /* with their receipts (lane_notices.c) */
+    struct ra_net_message *exchange;    /* what one exchange of parcels is made of (lane_nccl.c) */
     int32_t *met;           /* offload, backward: blocks of queries that the keys of each block have met so far */
     ra_stats_data stats;    /* of the latest call */
 } ra_entry;

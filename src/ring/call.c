@@ -179,8 +179,7 @@ ra_status ra_call_send_late(ra_call *call, int peer, char *frame, int64_t payloa
 }
 
 ra_status ra_call_wait(ra_call *call) {
-    if (call->lane) RA_TRY(ra_lane_catch_up(call));
-    if (call->transfer_count == 0) return RA_OK;
+    if (call->transfer_count == 0) return call->lane ? ra_lane_catch_up(call) : RA_OK;
     ra_transfer *transfers = call->entry->transfers;
     double begin = ra_seconds();
     RA_TRY(call->lane ? call->lane->ops->wait(call)

@@ -25,8 +25,8 @@ typedef struct ra_call {
     int64_t transfer_count; /* posted in this step, */
     double posted;          /* the first of them at this time */
     bool packed;            /* rows for a message, since the lane was told to follow (ra_lane_follow) */
-    int64_t late_count;     /* late messages that the step before sent (lane_notices.c), */
-    void *late;             /* and the moment when the late ones that it received have come; NULL: there are none */
+    int64_t receipt_count;  /* posted, and not yet waited for (lane_notices.c) */
+    bool late;              /* the step before received late messages, which the call has not yet waited for */
     int64_t item_count;     /* of this step */
     bool dropped;           /* the link broke while something was computed: the rest of it was left out */
     ra_link_counts counts;  /* of the link, at the start */
@@ -45,18 +45,19 @@ ra_status ra_call_end(ra_call *call, ra_status status);
 /* The next `bytes` of the workspace, or NULL for 0 bytes. */
 char *ra_call_carve(ra_call *call, int64_t bytes);
 
-/* Start a message of this step. */
+/* Start a message of this step. What was sent may be overwritten only after the next step's ra_call_wait, except by what is
+ * received in that step. */
 ra_status ra_call_recv(ra_call *call, int peer, char *frame, int64_t payload);
 /* The same for pieces of K and V, which are made where there is no peer to send them. */
 ra_status ra_call_recv_kv(ra_call *call, int peer, char *frame, int64_t payload, const ra_piece *pieces, int64_t count);
 ra_status ra_call_send(ra_call *call, int peer, char *frame, int64_t payload);
 /* The same for K and V that came in the step before and go on: what the call computes meanwhile may still be under way. */
 ra_status ra_call_pass_on(ra_call *call, int peer, char *frame, int64_t payload);
-/* The same for messages that may take longer: what comes may be read, and what was sent may be overwritten, only after the next
- * step's ra_call_wait. */
+/* The same for messages that may take longer: what comes may be read only after the next step's ra_call_wait, and until then
+ * nothing at all may overwrite what was sent. */
 ra_status ra_call_recv_late(ra_call *call, int peer, char *frame, int64_t payload);
 ra_status ra_call_send_late(ra_call *call, int peer, char *frame, int64_t payload);
-/* Waits for all messages of this step, and late ones of the step before. */
+/* Waits for all that comes in this step, late messages of the step before, and until what that step sent is free again. */
 ra_status ra_call_wait(ra_call *call);
 
 /* The step's items are computed: they took from `start` until now. */

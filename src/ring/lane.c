@@ -25,16 +25,16 @@ static void await_copies(ra_lane *lane) {
     lane->copying = false;
 }
 
-/* Its moments `computed` and `came` are left to peers, if they may have been told of them. False: the device is stuck, and
- * memory that it may use is never freed, for that would wait for it. */
+/* Moments that peers may have been told of are left to them. False: the device is stuck, and memory that it may use is never
+ * freed, for that would wait for it. */
 static bool close_lane(ra_lane *lane, ra_together *together) {
     ra_ipc_close(lane->ipc);
     if (!lane->stuck && !ra_nccl_close(lane->nccl)) lane->stuck = lane->nccl;
     if (lane->stuck) return false;
     await_copies(lane);
     ra_brake_close(lane->brake, &lane->queue);
-    void *moments[2 + RA_TOLD] = {lane->out, lane->in, lane->computed};
-    memcpy(&moments[3], lane->came, sizeof lane->came);
+    void *moments[2 + RA_TOLD] = {lane->out, lane->in};
+    memcpy(&moments[2], lane->told, sizeof lane->told);
     for (int i = 0; i < (together ? 2 : 2 + RA_TOLD); i++)
         if (moments[i]) lane->copies->forget(moments[i]);
     if (together) ra_together_leave(together, lane->copies, &moments[2]);
@@ -134,12 +134,14 @@ ra_status ra_lane_depart(ra_call *call) {
 }
 
 ra_status ra_lane_settle(ra_call *call) {
-    return call->lane && call->lane->ops->settle ? call->lane->ops->settle(call) : RA_OK;
+    if (!call->lane) return RA_OK;
+    RA_TRY(ra_lane_catch_up(call));
+    return call->lane->ops->settle ? call->lane->ops->settle(call) : RA_OK;
 }
 
 bool ra_lane_end(ra_call *call, ra_status status, bool cancelled) {
     ra_lane *lane = call->lane;
-    if (status != RA_OK && !ra_link_cancel(call->comm->link, call->entry->receipts, call->transfer_count)) cancelled = false;
+    if (status != RA_OK && !ra_link_cancel(call->comm->link, call->entry->receipts, call->receipt_count)) cancelled = false;
     if (call->staging && cancelled) ra_pool_give(lane->staging, call->staging);
     if (status == RA_OK) return true;
     if (lane->ops == &ra_lane_ipc) ra_ipc_fail(call);
@@ -157,9 +159,10 @@ bool ra_lane_end(ra_call *call, ra_status status, bool cancelled) {
 
 ra_status ra_lane_follow(ra_call *call) {
     ra_lane *lane = call->lane;
+    void **computed = &lane->told[lane->now].computed;
     call->packed = false;
-    RA_TRY(lane->copies->record(&call->queue, &lane->computed));
-    return lane->copies->wait(&lane->queue, lane->computed);
+    RA_TRY(lane->copies->record(&call->queue, computed));
+    return lane->copies->wait(&lane->queue, *computed);
 }
 
 ra_status ra_lane_await(ra_call *call, void *moment) {
@@ -187,7 +190,7 @@ bool ra_lane_hears_verdict(const ra_comm *comm) {
 
 static ra_parcel *next_parcel(ra_call *call, const ra_parcel *wanted) {
     ra_parcel *parcel = &call->entry->parcels[call->transfer_count];
-    call->entry->transfers[call->transfer_count] = call->entry->receipts[call->transfer_count] = (ra_transfer){0};
+    call->entry->transfers[call->transfer_count] = (ra_transfer){0};
     if (call->transfer_count == 0) call->posted = ra_seconds();
     call->transfer_count++;
     *parcel = *wanted;

@@ -14,8 +14,9 @@
  * When a message is posted, the lane waits for what the call was given so far; when the messages of a step have come, the call
  * waits for the lane. On a direct lane, K and V that go on wait for no call: a rank with much to do in a step does not hold up
  * the others, who may have them from the moment when they came here. And on lanes of notices (direct, ipc) the call does not
- * wait for gradients that come home or go on until a step later. Hosts meet over the link, which finds lost and disagreeing
- * ranks, and no queue ever waits for work that has not been enqueued: no order of calls can deadlock devices.
+ * wait for gradients that come home until a step later, nor for anything that it sent. Hosts meet over the link, once a step,
+ * which finds lost and disagreeing ranks, and no queue ever waits for work that has not been enqueued: no order of calls can
+ * deadlock devices.
  *
  * Where the link reaches the device's memory there is no lane. */
 #ifndef RA_RING_LANE_H
@@ -49,12 +50,6 @@ typedef struct ra_note {
     uint64_t number;     /* and the counter's number that is reached then */
 } ra_note;
 
-/* A late message that was sent, and what the receiver said. */
-struct ra_late {
-    ra_parcel parcel;
-    ra_note receipt;
-};
-
 /* How a kind of lane moves the messages of a step; each message is a parcel of the call. */
 typedef struct ra_lane_ops {
     ra_status (*recv)(ra_call *call, ra_parcel *parcel, const ra_maker *maker);
@@ -65,12 +60,12 @@ typedef struct ra_lane_ops {
     ra_status (*wait)(ra_call *call);
 
     /* Lanes of notices; NULL in others. Sender: says where the payload lies, and when. Receiver: makes the lane wait for that,
-     * and finds the address. Receiver: says when the lane will have copied all that it was given so far. Sender: makes the
-     * call wait for that. */
+     * and finds the address. Receiver: says when the lane will have copied all that it was given so far. Sender: makes a
+     * queue wait for that. */
     ra_status (*announce)(ra_call *call, const ra_parcel *parcel, ra_note *notice);
     ra_status (*find)(ra_call *call, const ra_parcel *parcel, const ra_note *notice, const char **payload);
     ra_status (*acknowledge)(ra_call *call, const ra_parcel *parcel, ra_note *receipt);
-    ra_status (*heed)(ra_call *call, const ra_parcel *parcel, const ra_note *receipt);
+    ra_status (*heed)(ra_call *call, const ra_queue *queue, const ra_parcel *parcel, const ra_note *receipt);
 
     /* All is enqueued: waits until nothing of it waits for a peer any more. NULL: nothing does. */
     ra_status (*settle)(ra_call *call);
@@ -82,7 +77,7 @@ ra_status ra_notices_recv(ra_call *call, ra_parcel *parcel, const ra_maker *make
 ra_status ra_notices_send(ra_call *call, ra_parcel *parcel);
 ra_status ra_notices_wait(ra_call *call);
 /* and what they are made of: RA_PROTOCOL if a notice that came announces something else than this parcel; post all receipts of
- * a step; count the payload of its messages instead of their notes. */
+ * a step, and call.receipt_count says how many; count the payload of its messages instead of their notes. */
 ra_status ra_notices_check(const ra_parcel *parcel);
 ra_status ra_notices_post_receipts(ra_call *call);
 void ra_notices_count(ra_call *call);
@@ -91,14 +86,22 @@ typedef struct ra_ipc ra_ipc;     /* lane_ipc.c */
 typedef struct ra_nccl ra_nccl;   /* lane_nccl.c */
 typedef struct ra_brake ra_brake; /* lane_brake.c */
 
+/* Moments of a lane of notices that peers are told of in a step. */
+typedef struct ra_told {
+    void *computed; /* of the call: all that it was given when it posted a message */
+    void *came[RA_CARGO_COUNT]; /* of the lane: all of a cargo has come */
+} ra_told;
+enum { RA_TOLD = 2 * sizeof(ra_told) / sizeof(void *) };
+
 struct ra_lane {
     const ra_copy_ops *copies;
     const ra_lane_ops *ops; /* of this call */
     ra_queue queue;
-    void *computed; /* moment of a call: all that it was given when it posted a message */
-    void *came[2][RA_CARGO_COUNT]; /* lanes of notices: of the lane, by step (even, odd) and cargo: it has come */
-    void *out, *in; /* moments of the lane: copies out of the device's memory (ipc: a call's latest wait; nccl: an exchange is
-                     * about to begin), and into it */
+    ra_told told[2]; /* of this step, told[now], and of the one before */
+    int now;
+    void *awaited;  /* direct: what the lane was told last to wait for in this step */
+    void *out, *in; /* moments of the lane: copies out of the device's memory (nccl: an exchange is about to begin), and into
+                     * it (ipc: it waits for no peer any more) */
     bool copying;   /* staged: copies to the device read frames until `in` */
     bool departed;  /* nccl: the messages of this step are enqueued */
     uint64_t reached; /* direct: other devices from which copies go straight, a bit for each of the first 64 */
@@ -125,8 +128,6 @@ ra_status ra_lane_reserve(ra_comm *comm, const ra_entry *entry);
 /* Bytes of a workspace that a plan's calls need not have: their frames lie with the lane. */
 int64_t ra_lane_holds(const ra_comm *comm, const ra_plan *plan, const ra_workspace *workspace);
 
-enum { RA_TOLD = 1 + 2 * RA_CARGO_COUNT }; /* moments of a lane that peers are told of: `computed` and `came` */
-
 /* together.c: ranks of one process, between which lanes are direct. Moments that others may still wait for when a rank leaves
  * (NULL: it has none) are freed with the last rank. staged: they asked for that, all the same. */
 ra_status ra_together_create(ra_comm **comms, int ranks);
@@ -147,11 +148,8 @@ bool ra_lane_end(ra_call *call, ra_status status, bool cancelled);
 ra_status ra_lane_recv(ra_call *call, int peer, char *frame, int64_t payload, const ra_maker *maker, ra_cargo cargo);
 ra_status ra_lane_send(ra_call *call, int peer, char *frame, int64_t payload, ra_cargo cargo);
 
-/* The call waits for what was late in the step before. */
+/* In a step without messages: waits for what the step before left over. */
 ra_status ra_lane_catch_up(ra_call *call);
-
-/* The lane's moment when all of a cargo had come in a step. */
-static inline void **ra_lane_came(ra_lane *lane, int64_t step, ra_cargo cargo) { return &lane->came[step & 1][cargo]; }
 
 /* For all kinds. follow: the lane's next copies run after what the call was given so far. await: the host waits for a moment,
  * and polls the link meanwhile. hears_verdict: something is wrong, and the link will say what, if a rank is lost or has given

@@ -1,7 +1,8 @@
 /* Direct: ranks of one process. A note holds the address of a payload, and a moment.
  *
- * A moment is recorded again only in a later step. By then every wait for it has been enqueued; one that comes later waits for
- * more than it needs, which does no harm: all that it waits for has been enqueued. A peer may hear of a moment after its rank
+ * A moment of a notice is recorded again only when the receipts of that step have come, so that every wait for it has been
+ * enqueued. One of a receipt is recorded again two steps later. Who comes to it later still waits for more than it needs, which
+ * does no harm: all that it waits for has been enqueued. A peer may hear of a moment after its rank
  * has left, so moments are freed with the last rank. If a call fails, a peer may have notice of memory and copy from it at any
  * time: that is kept for ever. */
 #include "core/status.h"
@@ -9,8 +10,8 @@
 
 static ra_status direct_announce(ra_call *call, const ra_parcel *parcel, ra_note *notice) {
     notice->payload = ra_frame_payload(parcel->frame);
-    notice->moment = parcel->cargo == RA_CARGO_KV ? *ra_lane_came(call->lane, parcel->step - 1, RA_CARGO_KV)
-                                                  : call->lane->computed;
+    notice->moment = parcel->cargo == RA_CARGO_KV ? call->lane->told[!call->lane->now].came[RA_CARGO_KV]
+                                                  : call->lane->told[call->lane->now].computed;
     notice->owner = call->device->owner(&call->queue);
     notice->place = call->comm->place;
     return RA_OK;
@@ -24,6 +25,13 @@ static ra_status reach(ra_lane *lane, int place) {
     return lane->copies->reach(place);
 }
 
+/* What several messages wait for, one after the other, is waited for once. */
+static ra_status await_moment(ra_lane *lane, const ra_queue *queue, void *moment) {
+    if (lane->awaited == moment) return RA_OK;
+    lane->awaited = moment;
+    return lane->copies->wait(queue, moment);
+}
+
 static ra_status direct_find(ra_call *call, const ra_parcel *parcel, const ra_note *notice, const char **payload) {
     const bool apart = notice->place != call->comm->place;
     if (apart) RA_TRY(reach(call->lane, notice->place));
@@ -31,17 +39,17 @@ static ra_status direct_find(ra_call *call, const ra_parcel *parcel, const ra_no
         return ra_fail(RA_INVALID, "ranks %d and %d of this process use the same stream, and each needs one of its own",
                        (int)ra_min(parcel->peer, call->comm->rank), (int)ra_max(parcel->peer, call->comm->rank));
     *payload = notice->payload;
-    return call->lane->copies->wait(&call->lane->queue, notice->moment);
+    return await_moment(call->lane, &call->lane->queue, notice->moment);
 }
 
 static ra_status direct_acknowledge(ra_call *call, const ra_parcel *parcel, ra_note *receipt) {
-    receipt->moment = *ra_lane_came(call->lane, parcel->step, parcel->cargo);
+    receipt->moment = call->lane->told[call->lane->now].came[parcel->cargo];
     return RA_OK;
 }
 
-static ra_status direct_heed(ra_call *call, const ra_parcel *parcel, const ra_note *receipt) {
+static ra_status direct_heed(ra_call *call, const ra_queue *queue, const ra_parcel *parcel, const ra_note *receipt) {
     (void)parcel;
-    return call->lane->copies->wait(&call->queue, receipt->moment);
+    return await_moment(call->lane, queue, receipt->moment);
 }
 
 const ra_lane_ops ra_lane_direct = {

@@ -5,13 +5,13 @@
  *                     to b whose payload is there (of a notice) or copied (of a receipt)
  *
  * A number is told after the lane was given the order to raise the counter to it, so no queue waits for work that has not been
- * enqueued. Only queues of b wait for counter[a][b]. When b's link breaks, its thread sets all of these to ENDED, which ends
+ * enqueued. Only the lane of b waits for counter[a][b]. When b's link breaks, its thread sets all of these to ENDED, which ends
  * every wait, with whatever is in the windows; that may happen to a call whose host has not noticed, so a call ends by waiting
- * until none of its queues waits for a peer, and looks at the link once more. Results of a call that fails become NaN. The
+ * until its lane waits for no peer, and looks at the link once more. Results of a call that fails become NaN. The
  * thread sets them again and again, since a lane that still runs may raise a counter to less.
  *
  * What a rank copied after its waits were ended, its lane may send on, to ranks whose links have not broken yet. So before it
- * ends them it says so in shared memory, and a call looks there, too, when its queues are through.
+ * ends them it says so in shared memory, and a call looks there, too, when its lane is through.
  *
  * Windows are replaced by all ranks together, because CUDA wants memory closed everywhere before it is freed. Only when a rank
  * leaves, others may have its window open; then nobody copies from it any more, and the driver keeps it until they close it. */
@@ -243,14 +243,15 @@ static ra_status ipc_acknowledge(ra_call *call, const ra_parcel *parcel, ra_note
     return raise_for(call, parcel->peer, &receipt->number);
 }
 
-static ra_status ipc_heed(ra_call *call, const ra_parcel *parcel, const ra_note *receipt) {
-    return await_peer(call, &call->queue, parcel->peer, receipt->number);
+static ra_status ipc_heed(ra_call *call, const ra_queue *queue, const ra_parcel *parcel, const ra_note *receipt) {
+    return await_peer(call, queue, parcel->peer, receipt->number);
 }
 
 static ra_status ipc_settle(ra_call *call) {
     ra_lane *lane = call->lane;
     const ra_comm *comm = call->comm;
-    if (lane->out) RA_TRY(ra_lane_await(call, lane->out));
+    RA_TRY(lane->copies->record(&lane->queue, &lane->in));
+    RA_TRY(ra_lane_await(call, lane->in));
     RA_TRY(lane->copies->record(&call->queue, &lane->ipc->done));
     for (int rank = 0; rank < comm->ranks; rank++)
         if (atomic_load(broken(lane->ipc, rank)) && !ra_lane_hears_verdict(comm))

@@ -282,7 +282,7 @@ static ra_status meet(ra_call *call) {
     char *in = call->staging, *out = call->staging + ra_frame_bytes((int64_t)sizeof(ra_note));
     for (int apart = 1; apart < comm->ranks; apart *= 2) {
         const int from = (comm->rank + comm->ranks - apart) % comm->ranks, to = (comm->rank + apart) % comm->ranks;
-        for (int i = 0; i < 2; i++) transfers[i] = call->entry->receipts[i] = (ra_transfer){0};
+        transfers[0] = transfers[1] = (ra_transfer){0};
         call->transfer_count = 2;
         RA_TRY(ra_link_recv(comm->link, from, comm->received[from]++, call->step, in, 0, &transfers[0]));
         RA_TRY(ra_link_send(comm->link, to, comm->sent[to]++, call->step, out, 0, &transfers[1]));
@@ -313,6 +313,7 @@ static ra_status nccl_depart(ra_call *call) {
     RA_TRY(ra_notices_post_receipts(call));
     RA_TRY(ra_link_wait(call->comm->link, entry->transfers, count, call->phase));
     RA_TRY(ra_link_wait(call->comm->link, entry->receipts, count, call->phase));
+    call->receipt_count = 0;
     for (int64_t i = 0; i < count; i++) {
         const ra_parcel *p = &entry->parcels[i];
         if (p->receiving) RA_TRY(ra_notices_check(p));

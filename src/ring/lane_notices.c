@@ -1,11 +1,18 @@
 /* Lanes on which the receiver copies. The sender gives notice of where a payload lies and from when on; the receiver's lane
- * waits for that, copies, and tells in a receipt when the copy is done. The sender's call waits for that before it uses the
- * memory again.
+ * waits for that, copies, and tells in a receipt when the copy is done. The sender's lane waits for that before it brings
+ * anything that may lie in the same memory, and its call waits for the lane.
  *
- *     sender     computed ---------- notice --.                       .-- receipt -> call waits
- *     receiver                                 `-> lane waits, copies -'             call waits
+ *     step       h                                            h + 1
+ *     sender     computed -- notice -.                     .- lane waits, copies what comes next | call waits
+ *     receiver                        `- lane waits, copies | - receipt -'
  *
- * Where a message is late the call waits a step later. For hosts no message is: they have its receipt in the same step.
+ * Hosts meet once a step: a receipt leaves as soon as the copy is enqueued, and the sender looks for it when it has the notices
+ * of its next step, or in that step if it has no messages, or when the call ends. Until then what was sent rests. Receipts of
+ * late messages hold up no copies of the next step: none goes to where something late was sent from.
+ *
+ * Of what a step brings the call waits for the last moment that it needs, behind which is all that the lane was given before.
+ * In a step without messages there is none, and it waits for receipts itself, unless only the lane may wait for peers (ipc).
+ *
  * Kinds differ in how they say where and when. */
 #include <inttypes.h>
 #include <string.h>
@@ -59,7 +66,8 @@ ra_status ra_notices_post_receipts(ra_call *call) {
     ra_comm *comm = call->comm;
     for (int64_t i = 0; i < call->transfer_count; i++) {
         ra_parcel *p = &call->entry->parcels[i];
-        ra_transfer *transfer = &call->entry->receipts[i];
+        ra_transfer *transfer = &call->entry->receipts[call->receipt_count++];
+        *transfer = (ra_transfer){0};
         if (p->receiving) {
             ra_note receipt = {.bytes = p->payload};
             RA_TRY(call->lane->ops->acknowledge(call, p, &receipt));
@@ -84,61 +92,92 @@ void ra_notices_count(ra_call *call) {
     }
 }
 
-/* Copies what came, cargo by cargo. *last: the moment when all that the call needs in this step is there; NULL: it needs
- * nothing. */
-static ra_status copy_all(ra_call *call, void **last) {
-    ra_lane *lane = call->lane;
-    ra_parcel *parcels = call->entry->parcels;
-    *last = NULL;
-    for (ra_cargo cargo = 0; cargo < RA_CARGO_COUNT; cargo++) {
-        bool any = false;
-        for (ra_parcel *p = parcels; p < parcels + call->transfer_count; p++) {
-            if (!p->receiving || p->cargo != cargo) continue;
-            RA_TRY(copy_noticed(call, p));
-            any = true;
-        }
-        if (!any) continue;
-        void **moment = ra_lane_came(lane, parcels->step, cargo);
-        RA_TRY(lane->copies->record(&lane->queue, moment));
-        *(cargo == RA_CARGO_LATE ? &call->late : last) = *moment;
+/* The queue waits until peers have copied what the step before sent them, late messages or the others. *any becomes true if it
+ * sent any. */
+static ra_status heed_receipts(ra_call *call, const ra_queue *queue, bool late, bool *any) {
+    for (int64_t i = 0; i < call->receipt_count; i++) {
+        const ra_parcel *p = &call->entry->before[i];
+        if (p->receiving || (p->cargo == RA_CARGO_LATE) != late) continue;
+        const ra_note receipt = read_note(p->receipt);
+        RA_TRY(call->lane->ops->heed(call, queue, p, &receipt));
+        *any = true;
     }
     return RA_OK;
 }
 
-/* ipc: when it comes, no queue of the call waits for a peer any more. */
-static ra_status mark_last_wait(ra_call *call) {
+static ra_status copy_cargo(ra_call *call, ra_cargo cargo, bool *any) {
+    ra_parcel *parcels = call->entry->parcels;
+    for (ra_parcel *p = parcels; p < parcels + call->transfer_count; p++) {
+        if (!p->receiving || p->cargo != cargo) continue;
+        RA_TRY(copy_noticed(call, p));
+        *any = true;
+    }
+    return RA_OK;
+}
+
+static ra_status mark(ra_call *call, ra_cargo cargo, void **moment) {
     ra_lane *lane = call->lane;
-    return lane->ops->settle ? lane->copies->record(&call->queue, &lane->out) : RA_OK;
+    void **came = &lane->told[lane->now].came[cargo];
+    *moment = NULL;
+    RA_TRY(lane->copies->record(&lane->queue, came));
+    *moment = *came;
+    return RA_OK;
+}
+
+/* Gives the lane all that notices and receipts tell of. *last: the moment for which the call waits in this step; NULL: none. */
+static ra_status enqueue(ra_call *call, void **last) {
+    const ra_queue *queue = &call->lane->queue;
+    bool kv = false, more = call->late; /* has the lane anything for the call since *last? */
+    void *late;
+    *last = NULL;
+    RA_TRY(heed_receipts(call, queue, false, &more));
+    RA_TRY(copy_cargo(call, RA_CARGO_KV, &kv));
+    if (kv) {
+        RA_TRY(mark(call, RA_CARGO_KV, last));
+        more = false;
+    }
+    RA_TRY(copy_cargo(call, RA_CARGO_OTHER, &more));
+    RA_TRY(heed_receipts(call, queue, true, &more));
+    if (more) RA_TRY(mark(call, RA_CARGO_OTHER, last));
+    call->late = false;
+    RA_TRY(copy_cargo(call, RA_CARGO_LATE, &call->late));
+    return call->late ? mark(call, RA_CARGO_LATE, &late) : RA_OK;
+}
+
+/* The parcels of this step are those before the next. */
+static void turn_over(ra_call *call) {
+    ra_entry *entry = call->entry;
+    ra_parcel *parcels = entry->parcels;
+    entry->parcels = entry->before;
+    entry->before = parcels;
+    call->lane->now = !call->lane->now;
+    call->lane->awaited = NULL;
 }
 
 ra_status ra_notices_wait(ra_call *call) {
-    ra_lane *lane = call->lane;
-    const int64_t parcels = call->transfer_count;
+    ra_link *link = call->comm->link;
+    ra_entry *entry = call->entry;
     void *last;
-    RA_TRY(ra_link_wait(call->comm->link, call->entry->transfers, parcels, call->phase));
-    RA_TRY(copy_all(call, &last));
-    if (lane->ops->settle) RA_TRY(lane->copies->record(&lane->queue, &lane->in));
+    RA_TRY(ra_link_wait(link, entry->receipts, call->receipt_count, call->phase)); /* sent before those */
+    RA_TRY(ra_link_wait(link, entry->transfers, call->transfer_count, call->phase));
+    RA_TRY(enqueue(call, &last));
+    call->receipt_count = 0;
     RA_TRY(ra_notices_post_receipts(call));
-    RA_TRY(ra_link_wait(call->comm->link, call->entry->receipts, parcels, call->phase));
-    if (last) RA_TRY(lane->copies->wait(&call->queue, last));
-    for (int64_t i = 0; i < parcels; i++) {
-        const ra_parcel *p = &call->entry->parcels[i];
-        const ra_note receipt = read_note(p->receipt);
-        if (p->receiving) continue;
-        if (p->cargo == RA_CARGO_LATE) call->entry->late[call->late_count++] = (struct ra_late){*p, receipt};
-        else RA_TRY(lane->ops->heed(call, p, &receipt));
-    }
     ra_notices_count(call);
-    return mark_last_wait(call);
+    turn_over(call);
+    return last ? call->lane->copies->wait(&call->queue, last) : RA_OK;
 }
 
 ra_status ra_lane_catch_up(ra_call *call) {
     ra_lane *lane = call->lane;
-    if (!call->late && call->late_count == 0) return RA_OK;
-    if (call->late) RA_TRY(lane->copies->wait(&call->queue, call->late));
-    for (int64_t i = 0; i < call->late_count; i++)
-        RA_TRY(lane->ops->heed(call, &call->entry->late[i].parcel, &call->entry->late[i].receipt));
-    call->late = NULL;
-    call->late_count = 0;
-    return mark_last_wait(call);
+    bool any;
+    if (call->receipt_count == 0 && !call->late) return RA_OK;
+    if (lane->ops->settle) return ra_notices_wait(call);
+    RA_TRY(ra_link_wait(call->comm->link, call->entry->receipts, call->receipt_count, call->phase));
+    if (call->late) RA_TRY(lane->copies->wait(&call->queue, lane->told[!lane->now].came[RA_CARGO_LATE]));
+    for (int late = 0; late < 2; late++) RA_TRY(heed_receipts(call, &call->queue, late, &any));
+    call->receipt_count = 0;
+    call->late = false;
+    lane->awaited = NULL;
+    return RA_OK;
 }
