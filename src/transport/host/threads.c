@@ -9,8 +9,9 @@
  *        |
  *        +-- cancelled, or its peer is gone: the request ends
  *
- * Messages up to EAGER bytes are copied when they are sent and belong to the hub from then on, so that a rank may say its last
- * word and leave. A rank that is destroyed or aborts is `gone`: requests that wait for it fail instead of waiting. */
+ * Messages up to EAGER bytes are copied when they are sent, into the receiver's buffer if it is there already. If not, they
+ * belong to the hub from then on, so that a rank may say its last word and leave. A rank that is destroyed or aborts is `gone`:
+ * requests that wait for it fail instead of waiting. */
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
@@ -25,6 +26,7 @@
 #include "transport/link.h"
 
 #define EAGER 1024
+#define SPARE ((int64_t)sizeof(request) + EAGER)
 #define LOOKS 64 /* at what has changed, before a thread sleeps until something does: to be woken takes longer */
 
 typedef enum state { WAITING, MATCHED, COPYING, DONE } state;
@@ -40,7 +42,6 @@ typedef struct request {
     uint64_t tag;
     char *buf;
     size_t bytes, received;
-    int64_t size; /* of this allocation */
 } request;
 
 typedef struct queue {
@@ -64,6 +65,7 @@ typedef struct endpoint {
 struct hub {
     pthread_mutex_t mutex;
     int ranks, alive;
+    request *spare; /* of SPARE bytes each, for reuse */
     endpoint *endpoints;
     pair *pairs; /* [receiver * ranks + sender] */
 };
@@ -99,28 +101,24 @@ static request *find(const queue *q, uint64_t tag) {
     return NULL;
 }
 
-static request *new_request(int owner, int peer, uint64_t tag, bool receiving, bool buffered, void *buf, size_t bytes) {
-    int64_t size = (int64_t)sizeof(request) + (buffered ? (int64_t)bytes : 0);
-    request *r = ra_alloc(size);
+/* With the lock held, as all that follows. NULL: there is no memory. */
+static request *new_request(hub *h, const request *wanted) {
+    request *r = h->spare ? h->spare : ra_alloc(SPARE);
     if (!r) return NULL;
-    *r = (request){.owner = owner,
-                   .peer = peer,
-                   .tag = tag,
-                   .receiving = receiving,
-                   .buffered = buffered,
-                   .buf = buf,
-                   .bytes = bytes,
-                   .size = size};
-    if (buffered) {
+    if (h->spare) h->spare = r->next;
+    *r = *wanted;
+    if (r->buffered) {
         r->buf = (char *)(r + 1);
-        if (bytes > 0) memcpy(r->buf, buf, bytes);
+        if (r->bytes > 0) memcpy(r->buf, wanted->buf, r->bytes);
     }
     return r;
 }
 
-static void free_request(request *r) { ra_free(r, r->size); }
+static void free_request(hub *h, request *r) {
+    r->next = h->spare;
+    h->spare = r;
+}
 
-/* With the lock held. */
 static void tell(endpoint *e) {
     atomic_fetch_add(&e->changes, 1);
     pthread_cond_broadcast(&e->changed);
@@ -132,16 +130,17 @@ static void finish(hub *h, request *r, ra_status status) {
     tell(&h->endpoints[r->owner]);
 }
 
-/* Copies a matched pair and ends both. Called and returns with the lock held; drops it for the copy. */
+/* Copies a matched pair and ends both. Drops the lock for a long copy. */
 static void transfer(hub *h, request *receive, request *send) {
+    const size_t bytes = send->bytes < receive->bytes ? send->bytes : receive->bytes;
+    const bool lengthy = bytes > EAGER;
     receive->state = send->state = COPYING;
-    pthread_mutex_unlock(&h->mutex);
-    size_t bytes = send->bytes < receive->bytes ? send->bytes : receive->bytes;
+    if (lengthy) pthread_mutex_unlock(&h->mutex);
     if (bytes > 0) memcpy(receive->buf, send->buf, bytes);
-    pthread_mutex_lock(&h->mutex);
+    if (lengthy) pthread_mutex_lock(&h->mutex);
     receive->received = send->bytes;
     finish(h, receive, send->bytes > receive->bytes ? RA_PROTOCOL : RA_OK);
-    if (send->buffered) free_request(send);
+    if (send->buffered) free_request(h, send);
     else finish(h, send, RA_OK);
 }
 
@@ -151,7 +150,7 @@ static void transfer_match(hub *h, request *r) {
     else transfer(h, r->match, r);
 }
 
-/* Both halves are posted. Called and returns with the lock held. */
+/* Both halves are posted. */
 static void pair_up(hub *h, request *receive, request *send) {
     if (send->bytes <= EAGER) {
         transfer(h, receive, send);
@@ -172,52 +171,59 @@ static ra_status check_peer(const endpoint *e, int peer) {
 static ra_status post_recv(void *ctx, int peer, uint64_t tag, void *buf, size_t bytes, void **out) {
     endpoint *e = ctx;
     hub *h = e->hub;
+    const request wanted = {.owner = e->rank, .peer = peer, .tag = tag, .receiving = true, .buf = buf, .bytes = bytes};
     RA_TRY(check_peer(e, peer));
-    request *r = new_request(e->rank, peer, tag, true, false, buf, bytes);
-    if (!r) return ra_fail(RA_NOMEM, "no memory for a receive request");
     pthread_mutex_lock(&h->mutex);
+    request *r = new_request(h, &wanted);
     queue *sends = &pair_of(h, e->rank, peer)->sends;
-    request *send = find(sends, tag);
+    request *send = r ? find(sends, tag) : NULL;
     if (send) {
         unlink_request(sends, send);
         pair_up(h, r, send);
-    } else {
+    } else if (r) {
         append(queue_of(h, r), r);
     }
     pthread_mutex_unlock(&h->mutex);
     *out = r;
-    return RA_OK;
+    return r ? RA_OK : ra_fail(RA_NOMEM, "no memory for a receive request");
+}
+
+/* The hub keeps a small message for a receiver that has not asked for it yet. False: there is no memory. */
+static bool keep(hub *h, const request *send) {
+    if (h->endpoints[send->peer].gone) return true; /* nobody will */
+    request kept = *send;
+    kept.buffered = true;
+    request *copy = new_request(h, &kept);
+    if (copy) append(queue_of(h, copy), copy);
+    return copy != NULL;
 }
 
 static ra_status post_send(void *ctx, int peer, uint64_t tag, const void *buf, size_t bytes, void **out) {
     endpoint *e = ctx;
     hub *h = e->hub;
+    const request wanted = {.owner = e->rank, .peer = peer, .tag = tag, .buf = (char *)(uintptr_t)buf, .bytes = bytes};
     RA_TRY(check_peer(e, peer));
-    /* The request that the caller waits for, and for a small message the copy that stays behind. */
-    request *r = new_request(e->rank, peer, tag, false, false, (void *)(uintptr_t)buf, bytes);
-    request *copy = r && bytes <= EAGER ? new_request(e->rank, peer, tag, false, true, (void *)(uintptr_t)buf, bytes) : NULL;
-    if (!r || (bytes <= EAGER && !copy)) {
-        if (r) free_request(r);
-        return ra_fail(RA_NOMEM, "no memory for a send request");
-    }
     pthread_mutex_lock(&h->mutex);
+    request *r = new_request(h, &wanted);
     queue *receives = &pair_of(h, peer, e->rank)->receives;
-    request *receive = find(receives, tag);
-    if (receive) unlink_request(receives, receive);
+    request *receive = r ? find(receives, tag) : NULL;
     if (receive) {
-        pair_up(h, receive, copy ? copy : r);
-    } else if (copy && h->endpoints[peer].gone) {
-        free_request(copy);
-    } else {
-        append(queue_of(h, r), copy ? copy : r);
+        unlink_request(receives, receive);
+        pair_up(h, receive, r);
+    } else if (r && bytes > EAGER) {
+        append(queue_of(h, r), r);
+    } else if (r && keep(h, r)) {
+        r->state = DONE;
+    } else if (r) {
+        free_request(h, r);
+        r = NULL;
     }
-    if (copy) r->state = DONE;
     pthread_mutex_unlock(&h->mutex);
     *out = r;
-    return RA_OK;
+    return r ? RA_OK : ra_fail(RA_NOMEM, "no memory for a send request");
 }
 
-/* Until something has changed, or it takes too long. Called and returns with the lock held; drops it meanwhile. */
+/* Until something has changed, or it takes too long. Drops the lock meanwhile. */
 static void look_for_change(endpoint *e) {
     const unsigned known = atomic_load(&e->changes);
     pthread_mutex_unlock(&e->hub->mutex);
@@ -260,11 +266,10 @@ static ra_status wait_request(void *ctx, void *request_, double seconds, int *do
         if (received) *received = r->received;
         *done = status == RA_OK;
     }
-    bool over = r->state == DONE;
-    pthread_mutex_unlock(&h->mutex);
     if (status == RA_PEER_LOST) ra_fail(status, "rank %d has left", r->peer);
     if (status == RA_PROTOCOL) ra_fail(status, "rank %d sent %zu bytes; %zu were expected", r->peer, r->received, r->bytes);
-    if (over) free_request(r);
+    if (r->state == DONE) free_request(h, r);
+    pthread_mutex_unlock(&h->mutex);
     return status;
 }
 
@@ -277,12 +282,12 @@ static ra_status cancel(void *ctx, void *request_) {
     else if (r->state == MATCHED) transfer_match(e->hub, r);
     else
         while (r->state != DONE) pthread_cond_wait(&e->changed, &e->hub->mutex);
+    free_request(e->hub, r);
     pthread_mutex_unlock(&e->hub->mutex);
-    free_request(r);
     return RA_OK;
 }
 
-/* With the lock held: from now on nobody waits for this rank. */
+/* From now on nobody waits for this rank. */
 static void leave(endpoint *e) {
     if (e->gone) return;
     e->gone = true;
@@ -297,21 +302,21 @@ static void abort_rank(void *ctx, ra_status status) {
     pthread_mutex_unlock(&e->hub->mutex);
 }
 
-static void free_queue(queue *q) {
-    for (request *at = q->head; at;) {
-        request *next = at->next;
-        free_request(at);
-        at = next;
+static void free_all(request *list) {
+    while (list) {
+        request *next = list->next;
+        ra_free(list, SPARE);
+        list = next;
     }
-    *q = (queue){0};
 }
 
 static void free_hub(hub *h) {
     int64_t count = (int64_t)h->ranks * h->ranks;
     for (int64_t i = 0; i < count; i++) {
-        free_queue(&h->pairs[i].sends);
-        free_queue(&h->pairs[i].receives);
+        free_all(h->pairs[i].sends.head);
+        free_all(h->pairs[i].receives.head);
     }
+    free_all(h->spare);
     for (int rank = 0; rank < h->ranks; rank++) pthread_cond_destroy(&h->endpoints[rank].changed);
     pthread_mutex_destroy(&h->mutex);
     ra_free(h->pairs, count * (int64_t)sizeof(pair));
@@ -320,11 +325,11 @@ static void free_hub(hub *h) {
 }
 
 /* Removes what nobody will ever match or wait for: this rank's own requests, and small messages to it. */
-static void purge(queue *q, int owner, bool buffered) {
+static void purge(hub *h, queue *q, int owner, bool buffered) {
     queue kept = {0};
     for (request *at = q->head; at;) {
         request *next = at->next;
-        if (buffered ? at->buffered : at->owner == owner && !at->buffered) free_request(at);
+        if (buffered ? at->buffered : at->owner == owner && !at->buffered) free_request(h, at);
         else append(&kept, at);
         at = next;
     }
@@ -337,9 +342,9 @@ static void destroy(void *ctx) {
     pthread_mutex_lock(&h->mutex);
     leave(e);
     for (int peer = 0; peer < h->ranks; peer++) {
-        purge(&pair_of(h, e->rank, peer)->receives, e->rank, false);
-        purge(&pair_of(h, e->rank, peer)->sends, e->rank, true);
-        purge(&pair_of(h, peer, e->rank)->sends, e->rank, false);
+        purge(h, &pair_of(h, e->rank, peer)->receives, e->rank, false);
+        purge(h, &pair_of(h, e->rank, peer)->sends, e->rank, true);
+        purge(h, &pair_of(h, peer, e->rank)->sends, e->rank, false);
     }
     bool last = --h->alive == 0;
     pthread_mutex_unlock(&h->mutex);
