@@ -320,6 +320,7 @@ typedef struct event {
     int gpu;
     void *stream;
     long ticket; /* of the latest mark */
+    bool timed;
     order *order;
     double seconds;
 } event;
@@ -339,10 +340,10 @@ static event read_event(const void *made) {
     return e;
 }
 
-ra_status ra_cuda_backend_mark(void *stream, void **made, ra_cuda_error *error) {
+ra_status ra_cuda_backend_mark(void *stream, bool timed, void **made, ra_cuda_error *error) {
     event *e = *made ? *made : calloc(1, sizeof *e);
     if (!e) return refuse(error, RA_NOMEM, "no memory for an event");
-    if (!*made) e->gpu = current;
+    if (!*made) e->gpu = current, e->timed = timed;
     *made = e;
     if (stream_gpu(stream) >= 0 && stream_gpu(stream) != e->gpu)
         return refuse(error, RA_DEVICE, "the event and the stream are of different GPUs");
@@ -356,8 +357,8 @@ ra_status ra_cuda_backend_mark(void *stream, void **made, ra_cuda_error *error) 
 }
 
 ra_status ra_cuda_backend_between(void *start, void *end, double *seconds, ra_cuda_error *error) {
-    (void)error;
     event a = read_event(start), b = read_event(end);
+    if (!a.timed || !b.timed) return refuse(error, RA_DEVICE, "an event without a time");
     stream_wait(a.stream, a.ticket);
     stream_wait(b.stream, b.ticket);
     order_host_wait(b.order);

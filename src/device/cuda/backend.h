@@ -88,8 +88,9 @@ typedef struct ra_cuda_error {
     /* Either end may be host memory; pageable host memory makes it wait. */                                                   \
     X(ra_status, copy, (void *to, const void *from, int64_t bytes, void *stream, ra_cuda_error *error))                        \
     X(ra_status, synchronize, (void *stream, ra_cuda_error *error))                                                            \
-    /* Records an event; *event is created if NULL. The seconds between two; waits for the second. */                          \
-    X(ra_status, mark, (void *stream, void **event, ra_cuda_error *error))                                                     \
+    /* Records an event; *event is created if NULL, and if it is `timed`, which takes longer, there are seconds between it */  \
+    /* and another; waits for the second. */                                                                                   \
+    X(ra_status, mark, (void *stream, bool timed, void **event, ra_cuda_error *error))                                         \
     X(ra_status, between, (void *start, void *end, double *seconds, ra_cuda_error *error))                                     \
     X(void, forget, (void *event))                                                                                             \
     /* What is enqueued from now on runs after the event as it was recorded last. Has that happened? */                        \

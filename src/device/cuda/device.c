@@ -140,7 +140,7 @@ static ra_status copy(const ra_queue *queue, void *to, const void *from, int64_t
     return ra_cuda_copy(to, from, bytes, queue->stream);
 }
 
-static ra_status record(const ra_queue *queue, void **moment) { return ra_cuda_mark(queue->stream, moment); }
+static ra_status record(const ra_queue *queue, void **moment) { return ra_cuda_record(queue->stream, moment); }
 
 static ra_status wait(const ra_queue *queue, void *moment) { return ra_cuda_wait(queue->stream, moment); }
 

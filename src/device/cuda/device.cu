@@ -165,9 +165,9 @@ extern "C" ra_status ra_cuda_backend_synchronize(void *stream, ra_cuda_error *er
     return RA_OK;
 }
 
-extern "C" ra_status ra_cuda_backend_mark(void *stream, void **event, ra_cuda_error *error) {
+extern "C" ra_status ra_cuda_backend_mark(void *stream, bool timed, void **event, ra_cuda_error *error) {
     cudaEvent_t made = static_cast<cudaEvent_t>(*event);
-    if (!made) RA_CUDA_TRY(error, cudaEventCreate(&made));
+    if (!made) RA_CUDA_TRY(error, cudaEventCreateWithFlags(&made, timed ? cudaEventDefault : cudaEventDisableTiming));
     *event = made;
     RA_CUDA_TRY(error, cudaEventRecord(made, static_cast<cudaStream_t>(stream)));
     return RA_OK;

@@ -342,7 +342,12 @@ ra_status ra_cuda_synchronize(void *stream) {
 
 ra_status ra_cuda_mark(void *stream, void **event) {
     RA_TRY(need());
-    return told(backend.mark(stream, event, &failure));
+    return told(backend.mark(stream, true, event, &failure));
+}
+
+ra_status ra_cuda_record(void *stream, void **event) {
+    RA_TRY(need());
+    return told(backend.mark(stream, false, event, &failure));
 }
 
 ra_status ra_cuda_between(void *start, void *end, double *seconds) {

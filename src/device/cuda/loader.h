@@ -27,6 +27,7 @@ ra_status ra_cuda_spoil(const ra_problem *problem, ra_tensor tensor, int64_t row
 /* Copies beside a call: see ra_copy_ops. */
 ra_status ra_cuda_open_first_stream(void **stream);
 ra_status ra_cuda_reach(int gpu);
+ra_status ra_cuda_record(void *stream, void **event);
 ra_status ra_cuda_passed(void *event, bool *passed);
 ra_status ra_cuda_export(void *memory, char handle[RA_HANDLE_BYTES]);
 ra_status ra_cuda_import(const char handle[RA_HANDLE_BYTES], void **memory);
