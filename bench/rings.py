@@ -4,6 +4,7 @@ Where torch sees no GPU the ranks compute on the stand-in for one (tests/stand_i
 
 import ctypes
 import statistics
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -82,12 +83,14 @@ class Rank:
                 ("backward", _engine._BACKWARD, ("q", "k", "v", "out", "lse", "dout", "", "dq", "dk", "dv")),
             )
         }
-        self.plan, self.host = ctypes.c_void_p(), 0.0
+        self.plan, self.begin, self.end = ctypes.c_void_p(), 0.0, 0.0
 
-    def call(self, name):
-        begin = time.perf_counter()
-        status = getattr(lib, "ra_" + name)(self.plan, self.arguments[name])
-        self.host = time.perf_counter() - begin
+    def call(self, name, together):
+        function, arguments = getattr(lib, "ra_" + name), self.arguments[name]
+        together.wait()
+        self.begin = time.perf_counter()
+        status = function(self.plan, arguments)
+        self.end = time.perf_counter()
         _lib.check(status)
 
     def statistics(self):
@@ -108,7 +111,7 @@ class Ring:
         self.ranks = [Rank(self.desc, rank, ranks, whole, self.streams.of(rank)) for rank in range(ranks)]
         if GPU:
             torch.cuda.synchronize()
-        self.threads = ThreadPoolExecutor(ranks)
+        self.threads, self.together = ThreadPoolExecutor(ranks), threading.Barrier(ranks)
         self.marks = ctypes.c_void_p(), ctypes.c_void_p()
         self.each(lambda i: lib.ra_plan_create(self.comms[i], self.desc, ctypes.byref(self.ranks[i].plan)))
         self.host_seconds = 0.0
@@ -125,11 +128,12 @@ class Ring:
             done.result()
 
     def run(self, name):
-        """Enqueues a pass. `host_seconds`: of the rank that was in it longest."""
+        """Enqueues a pass. `host_seconds`: from when the last rank began with it until the last was through: how Python wakes
+        its threads, one after the other, does not count."""
         self.streams.fork(self.stream.handle)
-        self.each(lambda rank: self.ranks[rank].call(name))
+        self.each(lambda rank: self.ranks[rank].call(name, self.together))
         _lib.check(self.streams.join(self.stream.handle))
-        self.host_seconds = max(rank.host for rank in self.ranks)
+        self.host_seconds = max(rank.end for rank in self.ranks) - max(rank.begin for rank in self.ranks)
 
     def time(self, name):
         """Milliseconds of a pass on the device, from when the first rank could begin to when the last is done."""
