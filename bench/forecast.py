@@ -20,6 +20,7 @@ LONG = {"seq": 262144, "heads": 8, "head-dim": 64}
 DILATED = {"segment-lengths": "2048,4096,8192", "dilation-rates": "1,2,4"}
 BILLION = {"seq": 1000000000, "heads": 3, "head-dim": 64, **DILATED, "ring-size": 64}
 FULL, CAUSAL = {"layout": "contiguous"}, {"layout": "zigzag", "causal": True}
+RING = {"schedule": "ring", "bucket": 8192}
 
 
 def cases():
@@ -31,14 +32,14 @@ def cases():
         for shape in (DENSE, NARROW):
             for mask in (FULL, CAUSAL):
                 if shape is DENSE or ranks == 4:
-                    yield "ring", "h200", {**shape, **mask, "ring-size": ranks, "schedule": "ring"}, {}
+                    yield "ring", "h200", {**shape, **mask, "ring-size": ranks, **RING}, {}
     yield "offload", "h200", {**LONG, "causal": True, "offload": True}, {}
     yield "offload", "h200", {**LONG, "offload": True}, {}
     for rank in (0, 31):
         yield "played", "h200x64", BILLION, {"rank": rank}
     yield "played", "h200x64", {**BILLION, "seq": 1 << 30}, {"rank": 17}  # segments inside shards
     yield "played", "h200x64", {**BILLION, "seq": 1 << 27, "ring-size": 16, "combine": "mix"}, {"rank": 5}  # all rows have a state
-    yield "played", "h200x64", {**DENSE, **CAUSAL, "seq": 262144, "ring-size": 8, "schedule": "ring"}, {"rank": 3}
+    yield "played", "h200x64", {**DENSE, **CAUSAL, "seq": 262144, "ring-size": 8, **RING}, {"rank": 3}
 
 
 def is_source(row):

@@ -277,6 +277,33 @@ static void a_gpu_keeps_its_bucket(void **state) {
     assert_int_equal(summary.bucket, 8192);
 }
 
+/* Where a query meets half of a bucket at a time, it has twice the rows. */
+static void a_bucket_of_a_gpu_is_as_long_as_what_a_query_meets_of_it(void **state) {
+    (void)state;
+    static const struct {
+        ra_layout layout;
+        bool causal;
+        int64_t bucket;
+    } cases[] = {{RA_LAYOUT_CONTIGUOUS, false, 8192}, {RA_LAYOUT_CONTIGUOUS, true, 8192}, {RA_LAYOUT_ZIGZAG, false, 16384},
+                 {RA_LAYOUT_ZIGZAG, true, 16384},     {RA_LAYOUT_STRIPED, false, 8192},   {RA_LAYOUT_STRIPED, true, 16384}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        ra_attention_desc desc;
+        ra_attention_desc_init(&desc);
+        desc.batch = 1;
+        desc.seq_q = desc.seq_k = 131072;
+        desc.heads = HEADS;
+        desc.head_dim = 64;
+        desc.device = RA_DEVICE_CUDA;
+        desc.layout = cases[i].layout;
+        desc.causal = cases[i].causal;
+        ra_rank_summary summary = {.struct_size = sizeof summary};
+        assert_int_equal(ra_plan_summary(&desc, 0, 8, &summary), RA_OK);
+        assert_int_equal(summary.bucket, cases[i].bucket);
+        assert_int_equal(ra_plan_summary(&desc, 0, 1, &summary), RA_OK); /* whose rows are of one piece */
+        assert_int_equal(summary.bucket, 8192);
+    }
+}
+
 int main(void) {
     setenv("RINGATTN_MODULE_PATH", STAND_IN, 1);
     const struct CMUnitTest tests[] = {
@@ -289,6 +316,7 @@ int main(void) {
         cmocka_unit_test(a_slow_lane_holds_back_what_arrives_beside_what_is_computed),
         cmocka_unit_test(a_slow_lane_is_closed_from_any_gpu),
         cmocka_unit_test(a_gpu_keeps_its_bucket),
+        cmocka_unit_test(a_bucket_of_a_gpu_is_as_long_as_what_a_query_meets_of_it),
         cmocka_unit_test(ranks_with_a_gpu_each_give_the_same_bits_and_keep_to_it),
         cmocka_unit_test(two_ranks_of_a_process_with_one_stream_are_refused),
         cmocka_unit_test(a_call_of_several_ranks_is_not_captured_into_a_graph),

@@ -133,7 +133,7 @@ struct ra_device_ops {
     ra_device kind;
     const char *name; /* "CPU", "GPU" */
 
-    /* Rows of a bucket that suit it; 0: as the plan sees fit. */
+    /* Rows of a bucket that suit it, where a query meets all of them at once; 0: as the plan sees fit. */
     int64_t usual_bucket;
     bool by_workers; /* computes on the threads of ra_queue.workers */
     bool fills;      /* a single forward step fills the rows that no item of it meets, so that a single pass has one step */

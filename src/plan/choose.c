@@ -5,18 +5,26 @@
 
 #include "plan/plan.h"
 
+/* Does a query meet only about half of a bucket at a time? In a zigzag half of it comes from either run of a shard, and each
+ * half is a piece of its own, met by itself; of stripes a causal mask hides half. */
+static bool meets_half(const ra_config *c, int ranks) {
+    return ranks > 1 && (c->layout == RA_LAYOUT_ZIGZAG || (c->layout == RA_LAYOUT_STRIPED && c->right != RA_NO_LIMIT));
+}
+
 /* The device's own choice; 0: it has none. */
-static int64_t device_bucket(const ra_config *c) {
+static int64_t device_bucket(const ra_config *c, int ranks) {
     const ra_device_ops *device = ra_device_of(c->device);
-    return device ? device->usual_bucket : 0;
+    return device ? device->usual_bucket * (meets_half(c, ranks) ? 2 : 1) : 0;
 }
 
 /* What is fast: a bucket of n rows rereads and rewrites the running state of every query once, 8*D bytes against 4*D*n flops,
  * and queries are packed again. That costs under 5 % from about 400 rows on with vector units, from 4096 in f32 and 8192 in 16
- * bits with matrix units, and from about 7000 on a GPU. What CPUs the other ranks have is not known here, so a bucket is a
- * quarter of a shard between those bounds (in 16 bits at least 2048, where matrix units lose a tenth). */
+ * bits with matrix units, and on a GPU from about 7000 that a query meets at a time. What CPUs the other ranks have is not
+ * known here, so a bucket is a quarter of a shard between those bounds (in 16 bits at least 2048, where matrix units lose a
+ * tenth). */
 static int64_t fast_bucket(const ra_config *c, int ranks) {
-    if (device_bucket(c)) return device_bucket(c);
+    const int64_t own = device_bucket(c, ranks);
+    if (own) return own;
     const bool halves = c->dtype == RA_BF16 || c->dtype == RA_F16;
     const int64_t least = halves ? 2048 : 512, most = halves ? 8192 : 4096;
     const int64_t quarter = c->seq_k / ranks / 4 / least * least; /* whole blocks of every kernel */
@@ -27,7 +35,8 @@ static int64_t fast_bucket(const ra_config *c, int ranks) {
 #define SMALL_SHARD 8192
 
 static bool asked_small(const ra_config *c, int ranks) {
-    return c->schedule == RA_SCHEDULE_RING && ranks > 1 && !device_bucket(c) && ra_ceil_div(c->seq_k, ranks) <= SMALL_SHARD;
+    return c->schedule == RA_SCHEDULE_RING && ranks > 1 && !device_bucket(c, ranks) &&
+           ra_ceil_div(c->seq_k, ranks) <= SMALL_SHARD;
 }
 
 int64_t ra_usual_bucket(const ra_config *c, int ranks) {
