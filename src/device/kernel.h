@@ -9,8 +9,9 @@
 #include "core/workers.h"
 #include "ringattn.h"
 
-/* Forward step. State of a row: acc (unnormalised sum), m (running maximum of the scaled scores, natural units), l
- * (denominator); empty = (anything, -inf, 0). (m alone does not tell: NaN scores leave it at -inf.)
+/* Forward step. State of a row: acc (unnormalised sum), m (what the weights in it are relative to: the largest scaled score so
+ * far, or near it, in natural units), l (denominator); empty = (anything, -inf, 0). (m alone does not tell: NaN scores leave it
+ * at -inf.)
  *
  * A plan in which every query row is met by at most one item of one step runs `single`: no state exists; the kernel starts from
  * empty and writes out and lse itself. (Rows that no item meets were filled before.) Otherwise kernels continue from the state

@@ -309,21 +309,37 @@ class Forward(ForwardCase):
             ):
                 self.case(2 if desc.key_begin else 1, 4096, 4096, 6, 3, d, desc, path="sm90a")
 
+    def in_steps(self, q, k, v, parts):
+        """The keys of each part in a step of its own, into one state."""
+        b, n, h, d = q.shape
+        acc = torch.full((b, n, h, d), math.nan, device=DEVICE)
+        m, sums = (torch.empty(b, h, n, device=DEVICE).transpose(1, 2) for _ in range(2))
+        out, lse = torch.empty_like(q), torch.empty(b, h, n, device=DEVICE).transpose(1, 2)
+        desc = Desc()
+        backend.fill(backend.prepare(q, k, v, desc, out, lse, (acc, m, sums)))
+        for part in parts:
+            backend.run(backend.prepare(q, k[:, part], v[:, part], desc, out, lse, (acc, m, sums)))
+        backend.finish(backend.prepare(q, k, v, desc, out, lse, (acc, m, sums)))
+        backend.synchronize()
+        self.hold(q, k, v, desc, out, lse)
+
     def test_steps_continue_from_the_state_of_earlier_ones(self):
+        parts = [slice(first, min(first + 250, 900)) for first in range(0, 900, 250)]
         for dtype in (BF16, F16, F32):
-            q, k, v = (draw(1, 900, 2, 128, dtype) for _ in range(3))
-            desc = Desc()
-            acc = torch.empty(1, 900, 2, 128, device=DEVICE)
-            m, sums = (torch.empty(1, 2, 900, device=DEVICE).transpose(1, 2) for _ in range(2))
-            out, lse = torch.empty_like(q), torch.empty(1, 2, 900, device=DEVICE).transpose(1, 2)
-            backend.fill(backend.prepare(q, k, v, desc, out, lse, (acc, m, sums)))
-            for first in range(0, 900, 250):
-                part = slice(first, min(first + 250, 900))
-                step = backend.prepare(q, k[:, part], v[:, part], desc, out, lse, (acc, m, sums))
-                backend.run(step)
-            backend.finish(step)
-            backend.synchronize()
-            self.hold(q, k, v, desc, out, lse)
+            for d in (40, 64, 96, 128, 192, 256):
+                q, k, v = (draw(1, 900, 2, d, dtype) for _ in range(3))
+                self.in_steps(q, k, v, parts)
+
+    def test_scores_may_rise_and_fall_from_step_to_step(self):
+        """Some rows outgrow what their state is relative to, by a little or by far, and others do not."""
+        parts = [slice(first, first + 150) for first in range(0, 900, 150)]
+        for dtype in (BF16, F16):
+            for d in (40, 64, 128, 256):
+                q, k, v = (draw(1, 900, 2, d, dtype) for _ in range(3))
+                for part, spread in zip(parts, (1, 2, 0.1, 5, 3, 8)):
+                    k[:, part] *= spread
+                q[:, ::3] *= 0.1
+                self.in_steps(q, k, v, parts)
 
     @unittest.skipIf(DEVICE == "cpu", "needs a GPU")
     def test_a_captured_graph_replays_the_step_on_new_data(self):

@@ -60,6 +60,10 @@ template <typename T, class S> struct Consumer {
         mbarrier_wait(&bars.work_full[slot_of<S::WORKS>(works)], parity_of<S::WORKS>(works));
         return bars.spans[slot_of<S::WORKS>(works)][seat_of(works)];
     }
+    /* Waits until its rows may be folded into the state. */
+    __device__ __forceinline__ void await_clear(uint32_t works) const {
+        while (uniform(job.done && !mbarrier_try(&bars.clear[slot_of<S::WORKS>(works)], parity_of<S::WORKS>(works)))) {}
+    }
     /* Notes this warp's share in it. */
     __device__ __forceinline__ void adopt(uint32_t works) {
         const Work &work = work_of(works);
@@ -284,9 +288,13 @@ template <typename T, class S> struct Consumer {
         const bool beyond = outgrows_log2(softmax.base[0], softmax.l[0], keys[0].x < keys[0].y) ||
                             outgrows_log2(softmax.base[1], softmax.l[1], keys[1].x < keys[1].y);
         T *to = nullptr; /* where the thread's first row goes */
+        Stored stored;
         if (job.single) {
             if (!S::THROUGH) to = out_row<T>(job, work(), row());
             write_lse(job, work(), lane(), softmax.base, softmax.l, row());
+        } else {
+            await_clear(works());
+            if (!S::TIGHT) stored = stored_state(job, work(), row());
         }
         __syncwarp();
         const int left = uniform(next.keys);
@@ -296,7 +304,6 @@ template <typename T, class S> struct Consumer {
         release(&bars.v_empty[slot_of<STAGES>(turn++)]);
         pass_over(span.below);
 
-        while (uniform(job.done && !mbarrier_try(&bars.clear[slot_of<S::WORKS>(works())], parity_of<S::WORKS>(works())))) {}
         float doubt[4] = {0.f, 0.f, 0.f, 0.f}; /* NaN iff a sum is not finite */
         if (masked) {
 #pragma unroll
@@ -308,7 +315,10 @@ template <typename T, class S> struct Consumer {
             if constexpr (S::DROPS) scale_kept(job, o);
             if (through) store_through(works(), softmax.l);
             else if (job.single && !S::THROUGH) write_rows<T, D, true>(job, work(), lane(), to, o, softmax.l, row());
-            else fold_rows<D, true>(job, work(), lane(), o, softmax.base, softmax.l, row());
+            else {
+                if (S::TIGHT) stored = stored_state(job, work(), row());
+                add_rows<D>(job, work(), lane(), o, softmax.base, softmax.l, stored, row());
+            }
         }
         if (job.done) tell_done(job, work().item);
         close(works(), through);

@@ -102,7 +102,7 @@ static const char *beyond_sm90(const ra_problem *p, const Device &device) {
 
 /* The same of a step: are its results where it can write them? */
 static bool writable_sm90(const ra_forward_step *step) {
-    return step->single ? aligned(step->out, 2, 16) : aligned(step->acc, 4, 8);
+    return step->single ? aligned(step->out, 2, 16) : aligned(step->acc, 4, 16);
 }
 
 static bool rows_are_vectors(const ra_forward_step *step) {

@@ -82,8 +82,9 @@ struct Work {
     int32_t batch, head;   /* query head */
     int64_t below, above;  /* sloped: y - x + left and x - y + right of query row and key 0 */
     int64_t q_row;         /* of a = 0 */
-    int64_t out, out_step; /* single: elements from out.data to row a = 0, and from row to row */
-    int64_t lse, lse_step;
+    int64_t out, out_step; /* elements from out.data to row a = 0, and from row to row; from acc.data unless single */
+    int64_t lse, lse_step; /* the same of lse, or m */
+    int64_t l, l_step;
     int64_t x, place; /* dropout: position of query row 0, place of key 0 */
     int32_t at[INDEXES];
 };
@@ -184,10 +185,13 @@ __device__ __forceinline__ void find_work(const Job &job, uint32_t tile, int blo
     const JobItem &item = job.items[work->item];
     work->head =
         (item.head_start + work->at[INDEX_HEAD] * item.head_step) * (int32_t)item.extent[INDEX_GROUP] + work->at[INDEX_GROUP];
-    work->out = work->batch * job.out.batch + work->q_row * job.out.row + work->head * job.out.head;
-    work->out_step = item.q.row_step * job.out.row;
-    work->lse = work->batch * job.lse.batch + work->q_row * job.lse.row + work->head * job.lse.head;
-    work->lse_step = item.q.row_step * job.lse.row;
+    auto place = [&](const ra_tensor &t, int64_t *first, int64_t *step) {
+        *first = work->batch * t.batch + work->q_row * t.row + work->head * t.head;
+        *step = item.q.row_step * t.row;
+    };
+    place(job.single ? job.out : job.acc, &work->out, &work->out_step);
+    place(job.single ? job.lse : job.m, &work->lse, &work->lse_step);
+    if (!job.single) place(job.l, &work->l, &work->l_step);
     find_limits(job, work);
 
     /* lo and hi of a row never fall from row to row, so the block's ends bound all of its rows. */

@@ -19,7 +19,8 @@ __device__ __forceinline__ uint32_t shared_address(const void *p) { return stati
 
 /* Hides from the compiler where a value comes from: it would keep values derived from it in registers, and spill. */
 template <typename I> __device__ __forceinline__ I afresh(I x) {
-    asm volatile("" : "+r"(x));
+    if constexpr (sizeof(I) == 8) asm volatile("" : "+l"(x));
+    else asm volatile("" : "+r"(x));
     return x;
 }
 
@@ -50,6 +51,16 @@ __device__ __forceinline__ uint32_t load_acquire_shared(const uint32_t *from) {
 }
 __device__ __forceinline__ void store_release_shared(uint32_t *to, uint32_t x) {
     asm volatile("st.release.cta.shared.u32 [%0], %1;" ::"r"(shared_address(to)), "r"(x) : "memory");
+}
+
+/* Four floats to an address that is a multiple of 16: stored, or added by memory itself to what is there, for which nobody
+ * waits. */
+__device__ __forceinline__ void put_4(uint64_t to, float4 x, bool store, bool add) {
+    asm volatile("{\n.reg .pred s, a;\nsetp.ne.b32 s, %5, 0;\nsetp.ne.b32 a, %6, 0;\n"
+                 "@s st.global.v4.f32 [%0], {%1, %2, %3, %4};\n"
+                 "@a red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};\n}" ::"l"(to),
+                 "f"(x.x), "f"(x.y), "f"(x.z), "f"(x.w), "r"((int)store), "r"((int)add)
+                 : "memory");
 }
 
 /* Between two kernels of a stream: the next one may start before this one ends, and waits until all of it is done. */

@@ -310,6 +310,59 @@ __device__ __forceinline__ void fold_rows(const Job &job, const Work &work, int 
     }
 }
 
+/* m and l of a thread's rows a0 and a0 + 8, as they are stored. */
+struct Stored {
+    float m[2], l[2];
+};
+__device__ __forceinline__ Stored stored_state(const Job &job, const Work &work, int a0) {
+    const float *m = static_cast<const float *>(job.m.data) + work.lse + a0 * work.lse_step;
+    const float *l = static_cast<const float *>(job.l.data) + work.l + a0 * work.l_step;
+    Stored stored = {{-INFINITY, -INFINITY}, {0.f, 0.f}};
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+        if (a0 + 8 * r < work.rows) stored.m[r] = m[8 * r * work.lse_step], stored.l[r] = l[8 * r * work.l_step];
+    return stored;
+}
+
+/* fold_rows on Hopper, where nobody waits for acc: memory itself adds to it. For that the stored m stays what the sums are
+ * relative to until the new one exceeds it by a factor of 2^8, as in Softmax::raise; only then is the row scaled first. Rows of
+ * acc start at multiples of 16 bytes. Of each 16 columns a lane puts 4 in a row: the even lanes of a quad share the first 8. */
+template <int D>
+__device__ __forceinline__ void add_rows(const Job &job, const Work &work, int lane, const float *o, const float (&base)[2],
+                                         const float (&l)[2], const Stored &stored, int a0) {
+    const bool odd = lane & 1;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const int a = a0 + 8 * r, columns = a < work.rows ? job.head_dim - odd * 8 : 0;
+        float *acc = static_cast<float *>(job.acc.data) + work.out + a * work.out_step + odd * 8 + (lane & 2) * 2;
+        const float m = base[r] * 0.69314718056f, rise = m - stored.m[r];
+        const bool empty = stored.m[r] == -INFINITY && stored.l[r] == 0.f, moves = empty || !(rise <= 5.545177f);
+        const float fresh = moves ? 1.f : expf(rise), shrink = moves ? expf(-rise) : 1.f;
+        if (moves && !empty) {
+#pragma unroll 1
+            for (int d = 0; d < columns; d += 16) {
+                float4 &x = *reinterpret_cast<float4 *>(acc + d);
+                x = make_float4(x.x * shrink, x.y * shrink, x.z * shrink, x.w * shrink);
+            }
+        }
+        const int stores = empty ? columns : 0, adds = empty ? 0 : columns;
+        const uint64_t to = afresh(__cvta_generic_to_global(acc));
+        __syncwarp();
+#pragma unroll
+        for (int g = 0; g < D / 8; g += 2) {
+            const float *x = o + g * 4 + 2 * r, *y = x + 4;
+            const float x0 = x[0] * fresh, x1 = x[1] * fresh, y0 = y[0] * fresh, y1 = y[1] * fresh;
+            const float z0 = __shfl_xor_sync(~0u, odd ? x0 : y0, 1), z1 = __shfl_xor_sync(~0u, odd ? x1 : y1, 1);
+            const float4 sums = odd ? make_float4(z0, z1, y0, y1) : make_float4(x0, x1, z0, z1);
+            put_4(to + g * 32, sums, g * 8 < stores, g * 8 < adds);
+        }
+        if (a < work.rows && (lane & 3) == 0) {
+            static_cast<float *>(job.m.data)[work.lse + a * work.lse_step] = moves ? m : stored.m[r];
+            static_cast<float *>(job.l.data)[work.l + a * work.l_step] = (empty ? 0.f : stored.l[r] * shrink) + l[r] * fresh;
+        }
+    }
+}
+
 /* A warp's 16 rows from a0 on have no key: out = 0, lse = -inf. Rows of vectors. */
 template <typename T> __device__ __forceinline__ void write_nothing(const Job &job, const Work &work, int lane, int a0) {
 #pragma unroll 1
