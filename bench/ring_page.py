@@ -1,6 +1,6 @@
 """Goals and tables of rings on one GPU, from what bench/gpu_rings.py wrote; bench/report.py makes the page."""
 
-EIGHT = {"ranks": 8, "bucket": 8192}  # rows of a bucket, where nothing else is asked for
+EIGHT = {"ranks": 8}
 # What is to be reached by the worst of the rows: sentence, group, what a row of it is like, the field, the bound, and whether
 # that is the least or the most.
 GOALS = (
@@ -30,7 +30,7 @@ def goals(rows):
             reached = worst(part)
             met = reached >= bound if worst is min else reached <= bound
             yield text, f"{bound:.2f}x" + (" at most" if worst is max else ""), f"{reached:.3f}x", met
-    part = [row["host_us"] for row in alike(rows, "ring", {"bucket": EIGHT["bucket"]}) if row["ranks"] > 1]
+    part = [row["host_us"] for row in alike(rows, "ring", {}) if row["ranks"] > 1]
     if part:
         yield "time of a rank's host, a step", f"{HOST_US} us at most", f"{max(part):.0f} us", max(part) <= HOST_US
     part = alike(rows, "memory", {})
