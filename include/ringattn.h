@@ -356,7 +356,8 @@ RA_API ra_status ra_comm_set_tracer(ra_comm *comm, void (*event)(void *ctx, cons
 /* ------------------------------------------------------------------------------------------- replaceable environment */
 
 /* The allocator of everything that the library allocates. Set it before any other call, from one thread. NULL, or one
- * with a NULL function, restores the default. align is a power of two; free gets what alloc returned, with its size. */
+ * with a NULL function, restores the default. align is a power of two; free gets what alloc returned, with its size. They
+ * may be called with a lock of the library held, and must wait for no thread that is in a call. */
 typedef struct ra_allocator {
     void *(*alloc)(void *ctx, size_t bytes, size_t align);
     void (*free)(void *ctx, void *ptr, size_t bytes);

@@ -13,10 +13,10 @@
  *
  * When a message is posted, the lane waits for what the call was given so far; when the messages of a step have come, the call
  * waits for the lane. On a direct lane, K and V that go on wait for no call: a rank with much to do in a step does not hold up
- * the others, who may have them from the moment when they came here. And on lanes of notices (direct, ipc) the call does not
- * wait for gradients that come home until a step later, nor for anything that it sent. Hosts meet over the link, once a step,
- * which finds lost and disagreeing ranks, and no queue ever waits for work that has not been enqueued: no order of calls can
- * deadlock devices.
+ * the others, who may have them from the moment when they came here. And on lanes of notices (direct, ipc) the call waits a
+ * step later for gradients that come home, and for copies of what it sent. Hosts meet over the link, once a step, which finds
+ * lost and disagreeing ranks, and no queue ever waits for work that has not been enqueued: no order of calls can deadlock
+ * devices.
  *
  * Where the link reaches the device's memory there is no lane. */
 #ifndef RA_RING_LANE_H

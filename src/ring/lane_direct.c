@@ -1,10 +1,10 @@
 /* Direct: ranks of one process. A note holds the address of a payload, and a moment.
  *
  * A moment of a notice is recorded again only when the receipts of that step have come, so that every wait for it has been
- * enqueued. One of a receipt is recorded again two steps later. Who comes to it later still waits for more than it needs, which
- * does no harm: all that it waits for has been enqueued. A peer may hear of a moment after its rank
- * has left, so moments are freed with the last rank. If a call fails, a peer may have notice of memory and copy from it at any
- * time: that is kept for ever. */
+ * enqueued. One of a receipt is recorded again two steps with messages later. Who comes to it later still waits for more than
+ * it needs, which does no harm: all that it waits for has been enqueued. A peer may hear of a moment after its rank has left,
+ * so moments are freed with the last rank. If a call fails, a peer may have notice of memory and copy from it at any time: that
+ * is kept for ever. */
 #include "core/status.h"
 #include "ring/lane.h"
 

@@ -14,7 +14,7 @@ typedef struct ra_round_of {
 /* dK and dV on their way, one hop behind K and V. */
 typedef struct ra_gradients {
     char *local, *out;     /* frames: computed in this step, in the step before, */
-    char *resting;         /* and before that: it may still be read by others. NULL: nobody reads longer than a step */
+    char *resting;         /* and before that: it may still be read by others. NULL: nothing is late */
     int32_t out_hop;       /* at which hop `out` was computed; 0: it holds nothing */
     int32_t finished_hops; /* gradients of own buckets that went so far come home in this step; 0: none do */
     char *home;            /* frames: they */

@@ -289,12 +289,15 @@ template <typename T, class S> struct Consumer {
                             outgrows_log2(softmax.base[1], softmax.l[1], keys[1].x < keys[1].y);
         T *to = nullptr; /* where the thread's first row goes */
         Stored stored;
+        /* The state is asked for beside the last product where all keys of the block have been loaded: otherwise `clear` may come
+         * only after this warpgroup has passed over the keys of others. */
+        const bool early = !job.single && !S::TIGHT && span.below == 0;
         if (job.single) {
             if (!S::THROUGH) to = out_row<T>(job, work(), row());
             write_lse(job, work(), lane(), softmax.base, softmax.l, row());
-        } else {
+        } else if (early) {
             await_clear(works());
-            if (!S::TIGHT) stored = stored_state(job, work(), row());
+            stored = stored_state(job, work(), row());
         }
         __syncwarp();
         const int left = uniform(next.keys);
@@ -303,6 +306,7 @@ template <typename T, class S> struct Consumer {
         wgmma_settle(o);
         release(&bars.v_empty[slot_of<STAGES>(turn++)]);
         pass_over(span.below);
+        if (!job.single && !early) await_clear(works());
 
         float doubt[4] = {0.f, 0.f, 0.f, 0.f}; /* NaN iff a sum is not finite */
         if (masked) {
@@ -316,7 +320,7 @@ template <typename T, class S> struct Consumer {
             if (through) store_through(works(), softmax.l);
             else if (job.single && !S::THROUGH) write_rows<T, D, true>(job, work(), lane(), to, o, softmax.l, row());
             else {
-                if (S::TIGHT) stored = stored_state(job, work(), row());
+                if (!early) stored = stored_state(job, work(), row());
                 add_rows<D>(job, work(), lane(), o, softmax.base, softmax.l, stored, row());
             }
         }
