@@ -1,6 +1,7 @@
 """Goals and tables of rings on one GPU, from what bench/gpu_rings.py wrote; bench/report.py makes the page."""
 
 EIGHT = {"ranks": 8}
+USUAL_BUCKETS = {"full": 8192, "causal": 16384}  # rows of a bucket, where nothing else is asked for
 # What is to be reached by the worst of the rows: sentence, group, what a row of it is like, the field, the bound, and whether
 # that is the least or the most.
 GOALS = (
@@ -23,7 +24,12 @@ def alike(rows, group, wanted):
     return [row for row in rows if row["group"] == group and all(row.get(name) == value for name, value in wanted.items())]
 
 
+def has_usual_bucket(row):
+    return row["group"] != "ring" or row["bucket"] == USUAL_BUCKETS[row["pattern"]]
+
+
 def goals(rows):
+    rows = [row for row in rows if has_usual_bucket(row)]
     for text, group, wanted, field, bound, worst in GOALS:
         part = [row[field] for row in alike(rows, group, wanted)]
         if part:
