@@ -259,22 +259,30 @@ static void a_call_of_several_ranks_is_not_captured_into_a_graph(void **state) {
     test_ring_close(&h->ring);
 }
 
-/* Small buckets, which save memory where `ring` is asked for by name, are the CPU's: a GPU would wait for them. */
-static void a_gpu_keeps_its_bucket(void **state) {
-    (void)state;
+static ra_attention_desc tokens(int64_t count) {
     ra_attention_desc desc;
     ra_attention_desc_init(&desc);
     desc.batch = 1;
-    desc.seq_q = desc.seq_k = 4096;
+    desc.seq_q = desc.seq_k = count;
     desc.heads = HEADS;
     desc.head_dim = 64;
-    desc.schedule = RA_SCHEDULE_RING;
+    return desc;
+}
+
+static int64_t bucket_of(const ra_attention_desc *desc, int ranks) {
     ra_rank_summary summary = {.struct_size = sizeof summary};
-    assert_int_equal(ra_plan_summary(&desc, 0, 2, &summary), RA_OK);
-    assert_int_equal(summary.bucket, 2048 / 16);
+    assert_int_equal(ra_plan_summary(desc, 0, ranks, &summary), RA_OK);
+    return summary.bucket;
+}
+
+/* Small buckets, which save memory where `ring` is asked for by name, are the CPU's: a GPU would wait for them. */
+static void a_gpu_keeps_its_bucket(void **state) {
+    (void)state;
+    ra_attention_desc desc = tokens(4096);
+    desc.schedule = RA_SCHEDULE_RING;
+    assert_int_equal(bucket_of(&desc, 2), 2048 / 16);
     desc.device = RA_DEVICE_CUDA;
-    assert_int_equal(ra_plan_summary(&desc, 0, 2, &summary), RA_OK);
-    assert_int_equal(summary.bucket, 8192);
+    assert_int_equal(bucket_of(&desc, 2), 8192);
 }
 
 /* Where a query meets half of a bucket at a time, it has twice the rows. */
@@ -287,20 +295,12 @@ static void a_bucket_of_a_gpu_is_as_long_as_what_a_query_meets_of_it(void **stat
     } cases[] = {{RA_LAYOUT_CONTIGUOUS, false, 8192}, {RA_LAYOUT_CONTIGUOUS, true, 8192}, {RA_LAYOUT_ZIGZAG, false, 16384},
                  {RA_LAYOUT_ZIGZAG, true, 16384},     {RA_LAYOUT_STRIPED, false, 8192},   {RA_LAYOUT_STRIPED, true, 16384}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        ra_attention_desc desc;
-        ra_attention_desc_init(&desc);
-        desc.batch = 1;
-        desc.seq_q = desc.seq_k = 131072;
-        desc.heads = HEADS;
-        desc.head_dim = 64;
+        ra_attention_desc desc = tokens(131072);
         desc.device = RA_DEVICE_CUDA;
         desc.layout = cases[i].layout;
         desc.causal = cases[i].causal;
-        ra_rank_summary summary = {.struct_size = sizeof summary};
-        assert_int_equal(ra_plan_summary(&desc, 0, 8, &summary), RA_OK);
-        assert_int_equal(summary.bucket, cases[i].bucket);
-        assert_int_equal(ra_plan_summary(&desc, 0, 1, &summary), RA_OK); /* whose rows are of one piece */
-        assert_int_equal(summary.bucket, 8192);
+        assert_int_equal(bucket_of(&desc, 8), cases[i].bucket);
+        assert_int_equal(bucket_of(&desc, 1), 8192); /* one rank's rows are of one piece */
     }
 }
 
