@@ -289,8 +289,8 @@ template <typename T, class S> struct Consumer {
                             outgrows_log2(softmax.base[1], softmax.l[1], keys[1].x < keys[1].y);
         T *to = nullptr; /* where the thread's first row goes */
         Stored stored;
-        /* The state is asked for beside the last product where all keys of the block have been loaded: otherwise `clear` may come
-         * only after this warpgroup has passed over the keys of others. */
+        /* The state is asked for beside the last product where all keys of the block have been loaded: otherwise `clear` may
+         * come only after this warpgroup has passed over the keys of others. */
         const bool early = !job.single && !S::TIGHT && span.below == 0;
         if (job.single) {
             if (!S::THROUGH) to = out_row<T>(job, work(), row());

@@ -326,8 +326,8 @@ __device__ __forceinline__ Stored stored_state(const Job &job, const Work &work,
 
 /* fold_rows on Hopper, where nobody waits for acc: memory itself adds to it. For that the stored m stays what the sums are
  * relative to until the new one exceeds it by a factor of 2^8, as in Softmax::raise; only then is the row scaled first. (Until
- * then sums are up to 2^8 larger than weights of at most 1 would make them.) Rows of acc start at multiples of 16 bytes. Of each
- * 16 columns a lane puts 4 in a row: the even lanes of a quad share the first 8. */
+ * then sums are up to 2^8 larger than weights of at most 1 would make them.) Rows of acc start at multiples of 16 bytes. Of
+ * each 16 columns a lane puts 4 in a row: the even lanes of a quad share the first 8. */
 template <int D>
 __device__ __forceinline__ void add_rows(const Job &job, const Work &work, int lane, const float *o, const float (&base)[2],
                                          const float (&l)[2], const Stored &stored, int a0) {
